@@ -1,0 +1,572 @@
+"""`Compiler`: a request becomes a hit, or one run of NVRTC whose artifacts are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kernelstore import plugins, settings
+from kernelstore.arch import Arch
+from kernelstore.artifact import Artifact, Symbol
+from kernelstore.cuda import driver, nvrtc, ptxas, toolkit
+from kernelstore.errors import (
+    ArchRequired,
+    InvalidArgument,
+    InvalidOption,
+    InvalidType,
+    KernelStoreError,
+    NoDriver,
+    PayloadRejected,
+    StoreError,
+    UnknownPlugin,
+    UnsupportedArch,
+)
+from kernelstore.key import Key
+from kernelstore.kinds import ptx as ptx_kind
+from kernelstore.loader import Kernel, Module, load
+from kernelstore.options import Options, checked_text
+from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
+from kernelstore.store import Store
+
+__all__ = ["Compiler", "StoreWarning", "UncacheableWarning"]
+
+# What NVRTC makes; other kinds are imported or linked.
+_COMPILED_KINDS = ("cubin", "ptx", "ltoir")
+
+_logger = logging.getLogger("kernelstore.compiler")
+
+
+class StoreWarning(RuntimeWarning):
+    """The store cannot be used just now: kernels are compiled and returned, not stored."""
+
+
+class UncacheableWarning(RuntimeWarning):
+    """A program cannot be keyed: it is compiled each time."""
+
+
+class Compiler:
+    """A front end to NVRTC that asks a store first.
+
+    Trouble with the store costs a compile and a warning, never the program.
+
+    Parameters
+    ----------
+    store : Store, optional
+        ``None`` opens the default store at the first compile; ``KERNELSTORE_DISABLE=1`` means no store.
+    options : sequence of str
+        NVRTC options, each one element, before those of each call.
+    include_dirs : sequence of str or path
+        Directories of user headers, before those of each call.
+
+    Raises
+    ------
+    InvalidType, InvalidArgument
+        A parameter is of no use.
+
+    Notes
+    -----
+    Neither the driver nor NVRTC is loaded before it is needed; a hit of `compile` loads neither. Threads may share
+    a compiler.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        options: Sequence[str] = (),
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
+        settings.configure_logging()
+        if store is not None and not isinstance(store, Store):
+            raise InvalidType(f"store is a Store, not {store!r}; for a path use Compiler(Store(path))")
+        Options.read(options)
+        self._store = store
+        self._owns_store = store is None
+        self._options = tuple(options)
+        self._include_dirs = checked_dirs(include_dirs)
+        self._modules: dict[tuple[object, ...], Module] = {}
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+
+    @property
+    def store(self) -> Store | None:
+        """The store in use; ``None`` where it is disabled or cannot be opened."""
+        if self._store is None and self._owns_store and not settings.flag("DISABLE"):
+            with self._lock:
+                if self._store is None and self._owns_store:
+                    try:
+                        self._store = Store()
+                    except (StoreError, InvalidArgument) as error:
+                        self._owns_store = False
+                        self._warn_about_store("opening the default store", error)
+        return None if settings.flag("DISABLE") else self._store
+
+    def compile(
+        self,
+        source: str,
+        kind: str = "cubin",
+        *,
+        arch: str | None = None,
+        name: str = "",
+        options: Sequence[str] = (),
+        name_expressions: Iterable[str] = (),
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        extra: bytes = b"",
+        codec: str | None = None,
+        cache: bool = True,
+    ) -> Artifact:
+        """Return the compiled program, from the store or from NVRTC. Needs no GPU.
+
+        A run for a cubin makes its PTX too; both are stored, in one transaction.
+
+        Parameters
+        ----------
+        source : str
+            CUDA C++ text.
+        kind : str
+            ``"cubin"``, ``"ptx"`` or ``"ltoir"``.
+        arch : str, optional
+            Such as ``"sm_90a"``. ``None`` takes the one among the options, else that of the current device.
+        name : str
+            Name of the program, for messages and for ``__FILE__``; with a directory, quoted includes are looked for
+            there.
+        options : sequence of str
+            NVRTC options, each one element, after the compiler's own. Their order counts.
+        name_expressions : iterable of str
+            Names to instantiate and to find later: ``"saxpy<float>"``, ``"&table"``. Their order does not count.
+        include_dirs : sequence of str or path
+            Directories of user headers, after the compiler's own.
+        headers : mapping of str to str, optional
+            Headers by content, under the spelling that includes them.
+        extra : bytes
+            More input for the key, such as a version that the caller vouches for.
+        codec : str, optional
+            How the artifacts are stored; ``None`` takes the store's.
+        cache : bool
+            ``False`` compiles without looking and without storing.
+
+        Raises
+        ------
+        InvalidType, InvalidArgument
+            A parameter is of no use: `ArchRequired` where there is neither an arch nor a device.
+        CompileError
+            The program does not compile; `InvalidOption` where an option is at fault. Nothing was stored.
+        UnsupportedArch
+            This NVRTC cannot compile for the arch.
+        ToolchainError
+            NVRTC cannot be used.
+
+        Notes
+        -----
+        Cost: a hit is one indexed read; a miss is one run of NVRTC and one write transaction.
+        """
+        request = self._request(
+            source,
+            kind,
+            arch=arch,
+            name=name,
+            options=options,
+            name_expressions=name_expressions,
+            include_dirs=include_dirs,
+            headers=headers,
+            extra=extra,
+        )
+        if codec is not None:
+            plugins.load("codecs", codec)
+        store = self.store if cache else None
+        if store is not None and request.uncacheable is not None:
+            self._warn_uncacheable(store, request)
+            store = None
+        toolchain = _Toolchain.find(self.store, request)
+        key = request.artifact_key(request.kind, request.arch, toolchain.text)
+        if store is not None:
+            found = self._look_up(store, key)
+            if found is not None:
+                return found
+        artifacts = self._compile(request, toolchain)
+        if store is not None:
+            self._keep(store, artifacts, codec)
+        return artifacts[0]
+
+    def module(
+        self,
+        source: str,
+        *,
+        arch: str | None = None,
+        name: str = "",
+        options: Sequence[str] = (),
+        name_expressions: Iterable[str] = (),
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        extra: bytes = b"",
+        cache: bool = True,
+    ) -> Module:
+        """Return the program compiled and loaded for the current device; parameters and errors as `compile`.
+
+        The module is held until `close`: asking again is a dictionary lookup. Where the device is newer than
+        NVRTC, PTX for the newest arch that NVRTC knows is loaded instead.
+
+        Raises
+        ------
+        LoadError
+            The driver refused; the stored row is kept. `NoDriver` where there is no GPU.
+
+        Notes
+        -----
+        Cost: in the same process, a dictionary lookup; otherwise `compile` and the driver's load.
+        """
+        name_expressions = checked_names(name_expressions)
+        headers = checked_headers(headers)
+        place = driver.current_device()
+        request = (
+            source,
+            arch,
+            name,
+            tuple(options),
+            name_expressions,
+            tuple(map(os.fspath, include_dirs)),
+            tuple(headers.items()),
+            extra,
+            place,
+        )
+        module = self._modules.get(request) if cache else None
+        if module is not None:
+            return module
+        arguments: dict[str, Any] = {
+            "name": name,
+            "options": options,
+            "name_expressions": name_expressions,
+            "include_dirs": include_dirs,
+            "headers": headers,
+            "extra": extra,
+            "cache": cache,
+        }
+        artifact = self._for_device(source, arch, arguments)
+        with self._lock:
+            module = self._modules.get(request) if cache else None
+            if module is None:
+                module = load(artifact)
+                self._modules[request] = module
+        return module
+
+    def kernel(
+        self,
+        source: str,
+        name_expression: str,
+        *,
+        arch: str | None = None,
+        name: str = "",
+        options: Sequence[str] = (),
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        extra: bytes = b"",
+        cache: bool = True,
+    ) -> Kernel:
+        """Return one kernel of the program, ready to launch on the current device.
+
+        Parameters
+        ----------
+        source : str
+            CUDA C++ text.
+        name_expression : str
+            The kernel as CUDA C++ names it: ``"saxpy<float>"``, ``"plain"``.
+        arch, name, options, include_dirs, headers, extra, cache
+            As `compile`.
+
+        Raises
+        ------
+        CompileError
+            Also where the program has no such kernel.
+        LoadError
+            The driver refused; the stored row is kept.
+
+        Notes
+        -----
+        Cost: as `module`.
+        """
+        module = self.module(
+            source,
+            arch=arch,
+            name=name,
+            options=options,
+            name_expressions=(name_expression,),
+            include_dirs=include_dirs,
+            headers=headers,
+            extra=extra,
+            cache=cache,
+        )
+        held = (id(module), name_expression)
+        kernel = self._kernels.get(held)
+        if kernel is None:
+            kernel = self._kernels[held] = module.get_kernel(name_expression)
+        return kernel
+
+    def close(self) -> None:
+        """Unload the modules, and close the store if the compiler opened it; a second call does nothing."""
+        with self._lock:
+            self._kernels.clear()
+            while self._modules:
+                self._modules.popitem()[1].unload()
+            store, self._store = (self._store, None) if self._owns_store else (None, self._store)
+            self._owns_store = False
+        if store is not None:
+            store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- a request ------------------------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        source: str,
+        kind: str,
+        *,
+        arch: str | None,
+        name: str,
+        options: Sequence[str],
+        name_expressions: Iterable[str],
+        include_dirs: Sequence[str | os.PathLike[str]],
+        headers: Mapping[str, str] | None,
+        extra: bytes,
+    ) -> Request:
+        checked_text(source, "source")
+        checked_text(name, "name")
+        if kind not in _COMPILED_KINDS:
+            plugins.load("kinds", kind)
+            raise InvalidArgument(f"NVRTC makes {', '.join(_COMPILED_KINDS)}, not {kind!r}")
+        if not isinstance(extra, bytes):
+            raise InvalidType(f"extra is bytes, not {extra!r:.200}")
+        Options.read(options)
+        read = Options.read((*self._options, *options))
+        if read.lto and kind != "ltoir":
+            raise InvalidOption(f"-dlto makes LTO-IR only, and {kind} was asked for; use kind='ltoir'", options=options)
+        dirs = (*read.include_dirs, *self._include_dirs, *checked_dirs(include_dirs))
+        return Request(
+            source=source,
+            name=name,
+            kind=kind,
+            arch=target(kind, _arch(arch, read.arch)),
+            options=read,
+            name_expressions=checked_names(name_expressions),
+            include_dirs=dirs,
+            headers=checked_headers(headers),
+            extra=extra,
+        )
+
+    def _compile(self, request: Request, toolchain: _Toolchain) -> list[Artifact]:
+        started = time.perf_counter()
+        output = nvrtc.compile_program(
+            request.source,
+            name=request.name,
+            options=request.command(() if toolchain.headers is None else toolchain.headers.include_dirs),
+            name_expressions=request.name_expressions,
+            headers=request.headers,
+            arch=request.arch,
+        )
+        compile_ms = (time.perf_counter() - started) * 1000
+        _logger.info("compiled %s for %s in %.1f ms", request.name or "a program", request.arch, compile_ms)
+        store = self._store
+        if store is not None:
+            store.count("compile")
+            store.count("compile_us", value=round(compile_ms * 1000))
+        return _artifacts(request, output, toolchain.text, compile_ms)
+
+    def _for_device(self, source: str, arch: str | None, arguments: dict[str, Any]) -> Artifact:
+        try:
+            return self.compile(source, "cubin", arch=arch, **arguments)
+        except UnsupportedArch as error:
+            # Only where the arch is the device's own. PTX of an older arch runs on a newer device.
+            if arch is not None or Options.read((*self._options, *arguments["options"])).arch is not None:
+                raise
+            device = Arch.parse(error.arch)
+            known = [number for number in error.supported if (number // 10, number % 10) <= device.compute_capability]
+            if not known:
+                raise
+            fallback = f"compute_{max(known)}"
+            _logger.info("%s is newer than %s; compiling PTX for %s", device, error.toolchain, fallback)
+            return self.compile(source, "ptx", arch=fallback, **arguments)
+
+    # -- the store, which may fail --------------------------------------------------------------------------------
+
+    def _look_up(self, store: Store, key: Key) -> Artifact | None:
+        try:
+            return store.get(key)
+        except (StoreError, UnknownPlugin) as error:
+            self._warn_about_store("looking up a kernel", error)
+            return None
+
+    def _keep(self, store: Store, artifacts: Sequence[Artifact], codec: str | None) -> None:
+        try:
+            store.put(*artifacts, codec=codec)
+        except (StoreError, PayloadRejected, InvalidArgument) as error:
+            store.count("not_stored", type(error).__name__)
+            self._warn_about_store("storing a kernel", error)
+
+    def _warn_about_store(self, doing: str, error: KernelStoreError) -> None:
+        _logger.info("%s failed: %s", doing, error)
+        cause = type(error).__name__
+        if cause not in self._warned:
+            self._warned.add(cause)
+            warnings.warn(
+                f"{doing} failed, kernels are compiled without it: {error}", StoreWarning, stacklevel=_outside()
+            )
+
+    def _warn_uncacheable(self, store: Store, request: Request) -> None:
+        reason = request.uncacheable
+        assert reason is not None
+        store.count("uncacheable", reason.split(":")[0])
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(
+                f"{request.name or 'a program'} is compiled each time, it cannot be keyed: {reason}",
+                UncacheableWarning,
+                stacklevel=_outside(),
+            )
+
+
+def _artifacts(request: Request, output: nvrtc.Output, toolchain: str, compile_ms: float) -> list[Artifact]:
+    """Make the artifacts of one run: the one asked for first, its PTX behind a cubin."""
+    usage, log = ptxas.split_log(output.log)
+    whole_log = output.log if request.options.verbose else log
+    symbols = _symbols(output, usage)
+    driver_version = driver.version_if_loaded()
+
+    def made(kind: str, arch: Arch, payload: bytes, text: str, known: tuple[Symbol, ...]) -> Artifact:
+        described = plugins.load("kinds", kind).describe(payload)
+        return Artifact(
+            key=request.artifact_key(kind, arch, toolchain),
+            kind=kind,
+            arch=str(arch),
+            payload=payload,
+            toolchain=toolchain,
+            driver_version=driver_version,
+            ptx_version=described.ptx_version,
+            origin="nvrtc",
+            relocatable=described.relocatable,
+            symbols=known,
+            log=text,
+            compile_ms=compile_ms,
+            program=request.program,
+        )
+
+    artifacts: list[Artifact] = []
+    if request.kind == "ltoir":
+        assert output.ltoir is not None
+        artifacts.append(made("ltoir", request.arch, output.ltoir, log, symbols))
+    if request.kind == "cubin":
+        assert output.cubin is not None
+        artifacts.append(made("cubin", request.arch, output.cubin, whole_log, symbols))
+    if output.ptx is not None:
+        # What a run for PTX alone would say: ptxas had no part in it.
+        said = "".join(line for line in log.splitlines(keepends=True) if not line.startswith("ptxas"))
+        plain = tuple(Symbol(s.lowered_name, s.name_expression, s.what, s.parameters) for s in symbols)
+        artifacts.append(made("ptx", request.arch.as_virtual(), output.ptx, said, plain))
+    return artifacts
+
+
+def _symbols(output: nvrtc.Output, usage: Mapping[str, ptxas.Usage]) -> tuple[Symbol, ...]:
+    """Name what the output holds: each name expression, then the kernels that nobody asked for."""
+    text = "" if output.ptx is None else output.ptx.rstrip(b"\0").decode(errors="replace")
+    entries = ptx_kind.entries(text)
+    named = list(output.lowered_names.items())
+    asked = {lowered for _, lowered in named}
+    symbols = []
+    for expression, lowered in [*named, *((None, lowered) for lowered in entries if lowered not in asked)]:
+        is_kernel = lowered in entries or (output.ptx is None and not (expression or "").startswith("&"))
+        used = usage.get(lowered)
+        symbols.append(
+            Symbol(
+                lowered_name=lowered,
+                name_expression=expression,
+                what="kernel" if is_kernel else "variable",
+                parameters=entries.get(lowered),
+                **({} if used is None else dataclasses.asdict(used)),
+            )
+        )
+    return tuple(symbols)
+
+
+def _arch(given: str | None, among_options: Arch | None) -> Arch:
+    if given is not None:
+        if among_options is not None:
+            raise InvalidArgument(f"arch={given!r} was given, and {among_options} among the options; give one")
+        return Arch.parse(given)
+    if among_options is not None:
+        return among_options
+    try:
+        return Arch(*driver.compute_capability(driver.current_device()))
+    except NoDriver as error:
+        raise ArchRequired("no arch was given, and there is no device to take it from; give arch='sm_90'") from error
+
+
+# -- the toolchain, found once per process ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Toolchain:
+    """What compiles.
+
+    Its text, such as ``"nvrtc 13.5.37"``, names the toolkit headers too where the program includes some: those of
+    its own `-I` directories, and those that kernelstore finds.
+    """
+
+    text: str
+    headers: toolkit.HeaderUnit | None
+
+    @classmethod
+    def find(cls, store: Store | None, request: Request) -> _Toolchain:
+        build = _build(store)
+        if not request.external and request.uncacheable is None:
+            return cls(f"nvrtc {build}", None)
+        headers = toolkit.find_headers(build, toolkit.find_nvrtc())
+        own = [toolkit.toolkit_dir_version(path) or path for path in request.toolkit_dirs]
+        named = [*own, headers.version if headers is not None else "no toolkit headers"]
+        return cls(f"nvrtc {build} with {', '.join(named)}", headers)
+
+
+def _build(store: Store | None) -> str:
+    # Loading libnvrtc takes 8-17 ms and its bindings 60: the store remembers the build of a library by its stat.
+    library = toolkit.find_nvrtc()
+    if library is None or store is None:
+        return nvrtc.build()
+    signature = _signature(library)
+    try:
+        build = store.toolchain_build(str(library), signature)
+    except StoreError:
+        return nvrtc.build()
+    if build is None:
+        build = nvrtc.build()
+        if nvrtc.library_path() == library:
+            store.remember_toolchain(str(library), signature, build)
+    return build
+
+
+def _signature(library: Path) -> str:
+    found = library.stat()
+    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+
+
+def _outside() -> int:
+    """Return the stack level of the first caller outside this package, for warnings."""
+    import sys
+
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("kernelstore"):
+        level, frame = level + 1, frame.f_back
+    return level - 1

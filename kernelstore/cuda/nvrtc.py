@@ -1,0 +1,434 @@
+"""Checked calls of NVRTC, through ``cuda.bindings.nvrtc``; nothing else in the package calls it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kernelstore.arch import Arch
+from kernelstore.cuda.toolkit_names import TOOLKIT_NAMES
+from kernelstore.errors import CompileError, InvalidArgument, InvalidOption, ToolchainError, UnsupportedArch
+
+__all__ = [
+    "Output",
+    "build",
+    "compile_program",
+    "has_bundled_headers",
+    "install_bundled_headers",
+    "library_path",
+    "supported_archs",
+    "version",
+]
+
+# Of a log of this many characters or more, a message shows the beginning: template errors run to megabytes. The
+# error's `log` field has it all.
+_LOG_SHOWN = 16_000
+_LINES_AROUND = 3
+# NVRTC's name for a program that was given none.
+_UNNAMED = "default_program"
+
+_BANNER = re.compile(rb"Cuda compilation tools, release [0-9.]+, V([0-9.]+)")
+_ERROR_LINE = re.compile(r"^(.+?)\(([0-9]+)\): (?:catastrophic )?error\b", re.MULTILINE)
+_MISSING_HEADER = re.compile(r'(?:could not|cannot) open source file "([^"]+)"')
+_NAME_EXPRESSION = re.compile(r"#pragma nv_mangled_name (.*)")
+# What NVRTC's front end and ptxas say of options that NVRTC itself passed on.
+_PASSED_ON_OPTION = re.compile(
+    r"^(?:Command-line error: invalid |\s*ptxas fatal\s*: (?:Unknown option|Invalid value .* for option"
+    r"|argument expected after|'.*': expected a number))",
+    re.MULTILINE,
+)
+_C_HEADER = re.compile(r"(assert|ctype|errno|float|inttypes|limits|math|stddef|stdint|stdio|stdlib|string|time)\.h")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one successful run of NVRTC gave.
+
+    Parameters
+    ----------
+    ptx : bytes or None
+        PTX text with exactly one trailing NUL; ``None`` with ``-dlto``.
+    cubin : bytes or None
+        ``None`` for a ``compute_*`` arch and with ``-dlto``.
+    ltoir : bytes or None
+        ``None`` without ``-dlto``.
+    lowered_names : dict of str to str
+        Each name expression, as asked for, to its lowered name.
+    log : str
+        NVRTC's log with no white space at its end; ``""`` where it said nothing.
+    """
+
+    ptx: bytes | None = field(repr=False)
+    cubin: bytes | None = field(repr=False)
+    ltoir: bytes | None = field(repr=False)
+    lowered_names: dict[str, str]
+    log: str = field(repr=False)
+
+
+def compile_program(
+    source: str,
+    *,
+    name: str,
+    options: Sequence[str],
+    name_expressions: Sequence[str],
+    headers: Mapping[str, str],
+    arch: Arch,
+) -> Output:
+    """Compile one program; the GIL is not held while NVRTC works.
+
+    Parameters
+    ----------
+    source : str
+        CUDA C++ text.
+    name : str
+        Name of the program in messages; ``""`` for NVRTC's own.
+    options : sequence of str
+        NVRTC options, each one element, without the arch.
+    name_expressions : sequence of str
+        Kernels and variables whose lowered names are wanted, such as ``"saxpy<float>"`` and ``"&table"``.
+    headers : mapping of str to str
+        Headers by content, under the names that ``#include`` spells.
+    arch : Arch
+        ``sm_*`` gives PTX and cubin, ``compute_*`` PTX alone.
+
+    Raises
+    ------
+    InvalidArgument
+        A NUL, at which NVRTC would stop reading, or a lone surrogate in one of the texts; NVRTC was not called.
+    UnsupportedArch
+        This NVRTC does not compile for `arch`.
+    InvalidOption
+        NVRTC or ptxas does not take one of the options.
+    CompileError
+        The program does not compile, or has no such name expression.
+    ToolchainError
+        NVRTC or its builtins cannot be loaded.
+    """
+    request = _Request(source, name, tuple(options), tuple(dict.fromkeys(name_expressions)), headers, arch)
+    nvrtc = _loaded()
+    flags = [f"--gpu-architecture={arch}".encode(), *(_encode(option, "option") for option in request.options)]
+    expressions = [_encode(expression, "name expression") for expression in request.name_expressions]
+    result, program = nvrtc.nvrtcCreateProgram(
+        _encode(source, "source"),
+        _encode(name, "name"),
+        len(headers),
+        [_encode(text, f"header {spelling!r}") for spelling, text in headers.items()],
+        [_encode(spelling, "header name") for spelling in headers],
+    )
+    if result != 0:
+        _fail(request, result.name, "")
+    try:
+        for expression in expressions:
+            (result,) = nvrtc.nvrtcAddNameExpression(program, expression)
+            if result != 0:
+                _fail(request, result.name, "")
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").rstrip()
+        if result != 0:
+            _fail(request, result.name, log)
+        ptx = _read(nvrtc, program, "PTX").rstrip(b"\0")
+        return Output(
+            # With -dlto NVRTC's PTX is a lone NUL (NVIDIA/cuda-python#2351).
+            ptx=ptx + b"\0" if ptx else None,
+            cubin=_read(nvrtc, program, "CUBIN") or None,
+            ltoir=_read(nvrtc, program, "LTOIR") or None,
+            lowered_names=_lowered_names(nvrtc, program, request, expressions, log),
+            log=log,
+        )
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """Return NVRTC's major and minor version, such as ``(13, 5)``; raises `ToolchainError`."""
+    result, major, minor = _loaded().nvrtcVersion()
+    if result != 0:
+        raise ToolchainError(f"nvrtcVersion failed with {result.name}", library=library_path(), log="")
+    return int(major), int(minor)
+
+
+@functools.cache
+def build() -> str:
+    """Return NVRTC's version with its build, such as ``"13.5.37"``.
+
+    It is in the first lines of any PTX: one compile of an empty program, 30-70 ms, once per process. Raises
+    `ToolchainError`.
+    """
+    arch = Arch.parse(f"compute_{supported_archs()[-1]}")
+    output = compile_program("", name="", options=(), name_expressions=(), headers={}, arch=arch)
+    match = _BANNER.search(output.ptx or b"")
+    if match is None:
+        raise ToolchainError("NVRTC's PTX does not tell its build", library=library_path(), log=output.log)
+    return match[1].decode()
+
+
+@functools.cache
+def supported_archs() -> tuple[int, ...]:
+    """Return the numbers of the archs that this NVRTC compiles for, in order, 90 for ``sm_90``.
+
+    They have no suffixes. Raises `ToolchainError`.
+    """
+    result, numbers = _loaded().nvrtcGetSupportedArchs()
+    if result != 0:
+        raise ToolchainError(f"nvrtcGetSupportedArchs failed with {result.name}", library=library_path(), log="")
+    return tuple(sorted(numbers))
+
+
+@functools.cache
+def library_path() -> Path | None:
+    """Return the libnvrtc that this process uses, symbolic links resolved.
+
+    It is loaded if it was not yet (`ToolchainError` where it cannot be). ``None`` where it cannot be told.
+    """
+    _loaded()
+    return _library_path()
+
+
+@functools.cache
+def has_bundled_headers() -> bool:
+    """Return whether this NVRTC brings CUDA and CCCL headers of its own (13.5 and newer); raises `ToolchainError`."""
+    nvrtc = _loaded()
+    if not hasattr(nvrtc, "nvrtcGetBundledHeadersInfo"):
+        return False
+    try:
+        result, info, _ = nvrtc.nvrtcGetBundledHeadersInfo()
+    except RuntimeError:
+        # cuda.bindings knows the function, an older libnvrtc does not.
+        return False
+    return bool(result == 0 and info.available)
+
+
+def install_bundled_headers(directory: str | os.PathLike[str]) -> None:
+    """Extract NVRTC's own headers: 2,377 files and 21 MB for 13.5, in 0.1 to 1 s.
+
+    Parameters
+    ----------
+    directory : path
+        Made if it is absent. It becomes one include directory, its ``cccl`` the other.
+
+    Raises
+    ------
+    ToolchainError
+        NVRTC has none, cannot be loaded, or cannot write there; some files may be left.
+    """
+    if not has_bundled_headers():
+        raise ToolchainError(
+            f"NVRTC {_dotted(version())} ({library_path()}) has no headers of its own; {_header_remedy(version()[0])}",
+            library=library_path(),
+            log="",
+        )
+    result, log = _loaded().nvrtcInstallBundledHeaders(os.fsencode(directory), 0)
+    if result != 0:
+        log = (log or b"").decode(errors="replace")
+        raise ToolchainError(
+            f"NVRTC's headers cannot be extracted into {os.fspath(directory)}: {result.name} {log}".rstrip(),
+            library=library_path(),
+            log=log,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What `compile_program` was asked for, as errors report it."""
+
+    source: str
+    name: str
+    options: tuple[str, ...]
+    name_expressions: tuple[str, ...]
+    headers: Mapping[str, str]
+    arch: Arch
+
+
+@functools.cache
+def _loaded() -> Any:
+    """Return ``cuda.bindings.nvrtc`` with its library loaded: 60-140 ms for the import, 8-17 ms for the library."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ToolchainError(
+            f"NVRTC cannot be loaded: {error}\nInstall it: pip install 'kernelstore[cu13]' (or kernelstore[cu12])",
+            library=None,
+            log=str(error),
+        ) from error
+    return nvrtc
+
+
+def _library_path() -> Path | None:
+    try:
+        # Imported and asked already by cuda.bindings, which loads its library through it: this reads its memo.
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        found = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except (ImportError, OSError, RuntimeError):
+        found = None
+    if found is None:
+        found = next(iter(_mapped_libraries()), None)
+    return None if found is None else Path(os.path.realpath(found))
+
+
+def _mapped_libraries() -> list[str]:
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return []
+    return re.findall(r"(/\S.*/libnvrtc\.so[.0-9]*)$", maps, re.MULTILINE)
+
+
+def _encode(text: str, what: str) -> bytes:
+    if "\0" in text:
+        raise InvalidArgument(f"a NUL at character {text.index(chr(0))} of the {what}, where NVRTC would stop reading")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the {what} cannot be encoded as UTF-8: {error}") from None
+
+
+def _read(nvrtc: Any, program: Any, what: str) -> bytes:
+    result, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    if result != 0 or not size:
+        return b""
+    # A bytearray: NVRTC writes into it, and a bytes object of length 1 is shared by the whole interpreter.
+    buffer = bytearray(size)
+    (result,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    return bytes(buffer) if result == 0 else b""
+
+
+def _lowered_names(
+    nvrtc: Any, program: Any, request: _Request, expressions: Sequence[bytes], log: str
+) -> dict[str, str]:
+    names = {}
+    for expression, encoded in zip(request.name_expressions, expressions, strict=True):
+        result, lowered = nvrtc.nvrtcGetLoweredName(program, encoded)
+        if result != 0:
+            _fail(request, result.name, f"{log}\nno lowered name for {expression!r}".lstrip())
+        names[expression] = lowered.decode()
+    return names
+
+
+def _fail(request: _Request, result: str, log: str) -> NoReturn:
+    """Raise the error that NVRTC's result and log mean."""
+    if result == "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE":
+        raise ToolchainError(
+            f"NVRTC cannot use its builtins: {log or result}\n"
+            f"Library: {_library_path()}. Its libnvrtc-builtins must be beside it and of the same version; "
+            f"install both: pip install 'kernelstore[cu{version()[0]}]'",
+            library=_library_path(),
+            log=log,
+        )
+    if _is_about_arch(request, result, log):
+        raise UnsupportedArch(
+            f"NVRTC {_dotted(version())} does not compile for {request.arch}. It knows "
+            f"{', '.join(f'sm_{number}' for number in supported_archs())}; with suffix a from sm_90 on, with suffix f "
+            f"from sm_100 on. Library: {_library_path()}",
+            arch=str(request.arch),
+            toolchain=_toolchain(),
+            supported=supported_archs(),
+        )
+    invalid_option = result == "NVRTC_ERROR_INVALID_OPTION" or bool(_PASSED_ON_OPTION.search(log))
+    shown = request.name or _UNNAMED
+    parts = [
+        f"an option for {shown} is not valid ({result})" if invalid_option else f"{shown} does not compile ({result})",
+        log if len(log) < _LOG_SHOWN else f"{log[:_LOG_SHOWN]}\n... ({len(log)} characters in all)",
+        _excerpt(request, log),
+        *_hints(request, log),
+        f"Compiled for {request.arch} by NVRTC {_dotted(version())} ({_library_path()}) with {list(request.options)}",
+    ]
+    raise (InvalidOption if invalid_option else CompileError)(
+        "\n".join(part for part in parts if part),
+        log=log,
+        options=request.options,
+        toolchain=_toolchain(),
+        result=result,
+        name=request.name,
+        arch=str(request.arch),
+    )
+
+
+def _is_about_arch(request: _Request, result: str, log: str) -> bool:
+    if result == "NVRTC_ERROR_INVALID_OPTION":
+        number = request.arch.major * 10 + request.arch.minor
+        return "--gpu-architecture" in log or number not in supported_archs()
+    # An arch that NVRTC knows with a suffix that it does not, such as sm_80a, fails in the front end.
+    return "--nv_arch" in log and "Command-line error:" in log
+
+
+def _excerpt(request: _Request, log: str) -> str:
+    """Return the source lines around the first error that is in a text we have."""
+    texts = {request.name or _UNNAMED: request.source, **request.headers}
+    for match in _ERROR_LINE.finditer(log):
+        text = texts.get(match[1])
+        if text is not None:
+            return f"{match[1]}:\n{_numbered(text, int(match[2]))}"
+    return ""
+
+
+def _numbered(text: str, line: int) -> str:
+    # NVRTC counts line feeds; str.splitlines would also split at form feeds and others.
+    lines = text.split("\n")
+    first, last = max(1, line - _LINES_AROUND), min(len(lines), line + _LINES_AROUND)
+    return "\n".join(
+        f"{'>' if number == line else ' '}{number:5} | {lines[number - 1].rstrip(chr(13))}"
+        for number in range(first, last + 1)
+    )
+
+
+def _hints(request: _Request, log: str) -> list[str]:
+    hints = []
+    if missing := _MISSING_HEADER.search(log):
+        searched = _include_dirs(request.options)
+        hints.append(
+            f"Searched for {missing[1]!r}: {', '.join(searched) if searched else 'no directory, none was given'}. "
+            f"{_header_hint(missing[1])}"
+        )
+    if "__nv_name_map" in log:
+        # Each of these lines follows an error about it.
+        unknown = [text.strip() for text in dict.fromkeys(_NAME_EXPRESSION.findall(log))]
+        hints.append(f"Name expressions that the program does not have: {', '.join(unknown)}")
+    return hints
+
+
+def _header_hint(spelling: str) -> str:
+    if spelling.partition("/")[0] in TOOLKIT_NAMES:
+        return f"It belongs to the CUDA headers: {_header_remedy(version()[0])}"
+    if match := _C_HEADER.fullmatch(spelling):
+        return f"NVRTC has no C library: include <cuda/std/c{match[1]}>"
+    return "Pass its directory as include_dirs, or its text as headers"
+
+
+def _header_remedy(major: int) -> str:
+    suffix = f"-cu{major}" if major < 13 else ""
+    return (
+        f"pip install nvidia-cuda-runtime{suffix} nvidia-cuda-cccl{suffix} of NVRTC's version, or set CUDA_HOME to a "
+        f"toolkit of CUDA {major}"
+    )
+
+
+def _include_dirs(options: Sequence[str]) -> list[str]:
+    found = []
+    for option, following in zip(options, [*options[1:], ""], strict=True):
+        if option in ("-I", "--include-path"):
+            found.append(following)
+        elif option.startswith("--include-path="):
+            found.append(option.partition("=")[2])
+        elif option.startswith("-I"):
+            found.append(option[2:].removeprefix("="))
+    return found
+
+
+def _toolchain() -> str:
+    try:
+        return f"nvrtc {build()}"
+    except (ToolchainError, CompileError):
+        return f"nvrtc {_dotted(version())}"
+
+
+def _dotted(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}.{pair[1]}"

@@ -1,0 +1,181 @@
+"""Rows: artifacts and programs as the tables keep them, made before a transaction and written within it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelstore import plugins
+from kernelstore.arch import Arch
+from kernelstore.artifact import Artifact, Program
+from kernelstore.codecs import Codec
+from kernelstore.db import blob, statements
+from kernelstore.errors import InvalidArgument, InvalidType
+from kernelstore.key import Key
+
+__all__ = ["MAX_PAYLOAD_BYTES", "Row", "delete", "insert", "program_of", "program_row"]
+
+# SQLite holds no blob above 1 GB (SQLITE_MAX_LENGTH); the rest is room for the row.
+MAX_PAYLOAD_BYTES = 2**30 - 2**20
+
+# Sources compress to a quarter, and are read only by `show` and by a rebuild.
+_SOURCE_CODEC = "lz4"
+
+_BUILD = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(slots=True)
+class Row:
+    """An artifact's rows, made before the transaction so that nothing slow happens inside it."""
+
+    artifact: dict[str, Any]
+    blob: dict[str, Any]
+    symbols: list[dict[str, Any]]
+    program: Program | None
+
+    def __init__(self, artifact: Artifact, codec: Codec) -> None:
+        if not isinstance(artifact, Artifact):
+            raise InvalidType(f"a store holds artifacts, not {type(artifact).__name__}")
+        _check(artifact)
+        if len(artifact.payload) > MAX_PAYLOAD_BYTES:
+            raise InvalidArgument(
+                f"a payload of {len(artifact.payload)} bytes is too large, {MAX_PAYLOAD_BYTES} can be stored"
+            )
+        plugins.load("kinds", artifact.kind).check(artifact.payload, artifact.arch)
+        arch = Arch.parse(artifact.arch)
+        build = _BUILD.search(artifact.toolchain or "")
+        major, minor, patch = (int(part) for part in build.groups()) if build else (None, None, None)
+        self.program = artifact.program
+        self.blob = blob.seal(artifact, codec)
+        self.artifact = {
+            "key": artifact.key,
+            "kind": artifact.kind,
+            "arch": artifact.arch,
+            "arch_major": arch.major,
+            "arch_minor": arch.minor,
+            "arch_suffix": arch.suffix,
+            "toolchain": artifact.toolchain,
+            "toolchain_major": major,
+            "toolchain_minor": minor,
+            "toolchain_build": patch,
+            "driver_version": artifact.driver_version,
+            "ptx_version": artifact.ptx_version,
+            "origin": artifact.origin,
+            "relocatable": int(artifact.relocatable),
+            "size_bytes": len(artifact.payload),
+            "stored_size_bytes": len(self.blob["data"]),
+            "payload_sha256": hashlib.sha256(artifact.payload, usedforsecurity=False).digest(),
+            "compile_ms": float(artifact.compile_ms),
+            "created_at_ns": time.time_ns(),
+        }
+        self.symbols = []
+        for symbol in artifact.symbols:
+            values = {name: getattr(symbol, name) for name in symbol.__slots__}
+            values["parameters"] = None if symbol.parameters is None else json.dumps(symbol.parameters)
+            self.symbols.append(values)
+
+
+_TEXTS = ("kind", "arch", "origin", "log")
+
+
+def _check(artifact: Artifact) -> None:
+    """Refuse values that the columns could not hold, before anything is made of them."""
+    if not isinstance(artifact.payload, bytes):
+        raise InvalidType(f"a payload is bytes, not {type(artifact.payload).__name__}")
+    Key(artifact.key)
+    for name in _TEXTS:
+        _check_text(name, getattr(artifact, name))
+    if artifact.toolchain is not None:
+        _check_text("toolchain", artifact.toolchain)
+    for symbol in artifact.symbols:
+        _check_text("a symbol's name", symbol.lowered_name)
+        _check_text("a symbol's name", symbol.name)
+    if not isinstance(artifact.compile_ms, (int, float)):
+        raise InvalidType(f"compile_ms is a number, not {artifact.compile_ms!r}")
+    if not 0 <= artifact.compile_ms < float("inf"):
+        raise InvalidArgument(f"compile_ms is a time of 0 or more, not {artifact.compile_ms!r}")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidType(f"{name} is a str, not {value!r:.200}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name} holds a lone surrogate, which is no text: {value!r:.200}") from None
+
+
+def insert(
+    connection: sqlite3.Connection, row: Row, program_rows: Mapping[Key, dict[str, Any]], ids: dict[Key, int]
+) -> None:
+    """Write one artifact with its blob, symbols and program; `ids` remembers the programs written so far."""
+    program_id = None
+    if row.program is not None:
+        key = row.program.key
+        if key not in ids:
+            found = connection.execute(statements.PROGRAM_ID, {"key": key}).fetchall()
+            found = found or connection.execute(statements.INSERT_PROGRAM, program_rows[key]).fetchall()
+            ids[key] = found[0][0]
+        program_id = ids[key]
+    inserted = connection.execute(statements.INSERT_ARTIFACT, row.artifact | {"program_id": program_id}).fetchall()
+    if not inserted:
+        return
+    artifact_id = inserted[0][0]
+    connection.execute(statements.INSERT_BLOB, row.blob | {"artifact_id": artifact_id})
+    connection.executemany(statements.INSERT_SYMBOL, [values | {"artifact_id": artifact_id} for values in row.symbols])
+
+
+def delete(connection: sqlite3.Connection, statement: str, parameters: Mapping[str, object]) -> bool:
+    """Run a statement that deletes artifacts, then their programs if nothing is left of them; tell whether it did."""
+    rows = connection.execute(statement, parameters).fetchall()
+    for (program_id,) in rows:
+        if program_id is not None:
+            connection.execute(statements.DELETE_PROGRAM_IF_UNUSED, {"id": program_id})
+    return bool(rows)
+
+
+def program_row(program: Program) -> dict[str, Any]:
+    """Return the columns of a program."""
+    codec: Codec = plugins.load("codecs", _SOURCE_CODEC)
+    source = program.source.encode()
+    dependencies = json.dumps(
+        {"headers": dict(program.headers), "external_includes": program.external_includes},
+        ensure_ascii=False,
+        separators=(",", ":"),
+    ).encode()
+    return {
+        "key": program.key,
+        "name": program.name,
+        "source": codec.encode(source),
+        "source_codec": codec.name,
+        "source_size_bytes": len(source),
+        "source_sha256": hashlib.sha256(source, usedforsecurity=False).digest(),
+        "options": json.dumps(program.options),
+        "name_expressions": json.dumps(program.name_expressions),
+        "part_digests": json.dumps(dict(program.part_digests)),
+        "dependencies": codec.encode(dependencies),
+        "dependencies_size_bytes": len(dependencies),
+        "created_at_ns": time.time_ns(),
+    }
+
+
+def program_of(row: Any) -> Program:
+    """Return the program that a row of the table holds."""
+    codec: Codec = plugins.load("codecs", row.source_codec)
+    dependencies = json.loads(codec.decode(row.dependencies, row.dependencies_size_bytes))
+    return Program(
+        key=Key(row.key),
+        name=row.name,
+        source=codec.decode(row.source, row.source_size_bytes).decode(),
+        options=tuple(json.loads(row.options)),
+        name_expressions=tuple(json.loads(row.name_expressions)),
+        headers=dependencies["headers"],
+        external_includes=tuple(dependencies["external_includes"]),
+        part_digests=json.loads(row.part_digests),
+    )

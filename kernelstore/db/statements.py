@@ -1,0 +1,113 @@
+"""The literal SQL of the compiling and loading room.
+
+Revision-0001 columns only, so that older files serve as layers.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ADD_TO_COUNTER",
+    "BLOB_OF_KEY",
+    "DELETE_ARTIFACT",
+    "DELETE_DAMAGED",
+    "DELETE_PROGRAM_IF_UNUSED",
+    "INSERT_ARTIFACT",
+    "INSERT_BLOB",
+    "INSERT_PROGRAM",
+    "INSERT_SYMBOL",
+    "KEYS_AFTER",
+    "MIN_WRITER",
+    "PROGRAM_ID",
+    "REMEMBER_TOOLCHAIN",
+    "REVISION",
+    "TOOLCHAIN_OF_LIBRARY",
+    "TOUCH",
+]
+
+# The schema revision this release reads and writes: `PRAGMA user_version`, and alembic's head as a number.
+REVISION = 1
+
+MIN_WRITER = "SELECT value FROM meta WHERE key = 'min_writer'"
+
+# Through the covering index of `key` to the one row of `blob`: no page of `artifact` itself is read.
+BLOB_OF_KEY = """
+SELECT blob.artifact_id, blob.codec, blob.size_bytes, blob.checksum, blob.header, blob.data
+FROM artifact JOIN blob ON blob.artifact_id = artifact.id
+WHERE artifact.key = :key
+"""
+
+KEYS_AFTER = "SELECT id, key FROM artifact WHERE id > :id ORDER BY id LIMIT :limit"
+
+PROGRAM_ID = "SELECT id FROM program WHERE key = :key"
+
+INSERT_PROGRAM = """
+INSERT INTO program (
+    key, name, source, source_codec, source_size_bytes, source_sha256, options, name_expressions, part_digests,
+    dependencies, dependencies_size_bytes, created_at_ns
+) VALUES (
+    :key, :name, :source, :source_codec, :source_size_bytes, :source_sha256, :options, :name_expressions,
+    :part_digests, :dependencies, :dependencies_size_bytes, :created_at_ns
+) RETURNING id
+"""
+
+# Equal keys mean equal inputs, so the first row stays: no row is returned for the second.
+INSERT_ARTIFACT = """
+INSERT INTO artifact (
+    key, program_id, kind, arch, arch_major, arch_minor, arch_suffix, toolchain, toolchain_major, toolchain_minor,
+    toolchain_build, driver_version, ptx_version, origin, relocatable, size_bytes, stored_size_bytes, payload_sha256,
+    compile_ms, created_at_ns, last_access_ns, usage_count, rank, pinned
+) VALUES (
+    :key, :program_id, :kind, :arch, :arch_major, :arch_minor, :arch_suffix, :toolchain, :toolchain_major,
+    :toolchain_minor, :toolchain_build, :driver_version, :ptx_version, :origin, :relocatable, :size_bytes,
+    :stored_size_bytes, :payload_sha256, :compile_ms, :created_at_ns, :created_at_ns, 0, :created_at_ns, 0
+) ON CONFLICT (key) DO NOTHING RETURNING id
+"""
+
+INSERT_BLOB = """
+INSERT INTO blob (artifact_id, codec, size_bytes, checksum, header, data)
+VALUES (:artifact_id, :codec, :size_bytes, :checksum, :header, :data)
+"""
+
+INSERT_SYMBOL = """
+INSERT INTO symbol (
+    artifact_id, lowered_name, name_expression, what, parameters, registers, shared_bytes, local_bytes, stack_bytes,
+    constant_bytes, spill_store_bytes, spill_load_bytes
+) VALUES (
+    :artifact_id, :lowered_name, :name_expression, :what, :parameters, :registers, :shared_bytes, :local_bytes,
+    :stack_bytes, :constant_bytes, :spill_store_bytes, :spill_load_bytes
+)
+"""
+
+DELETE_ARTIFACT = "DELETE FROM artifact WHERE key = :key RETURNING program_id"
+
+# By id and checksum: a row that somebody repaired meanwhile has another checksum and stays.
+DELETE_DAMAGED = """
+DELETE FROM artifact WHERE id = (SELECT artifact_id FROM blob WHERE artifact_id = :artifact_id AND checksum = :checksum)
+RETURNING program_id
+"""
+
+DELETE_PROGRAM_IF_UNUSED = """
+DELETE FROM program WHERE id = :id AND NOT EXISTS (SELECT 1 FROM artifact WHERE program_id = :id)
+"""
+
+# By key, never by id: a row that was deleted meanwhile takes its uses with it.
+TOUCH = """
+UPDATE artifact SET
+    usage_count = usage_count + :uses,
+    last_access_ns = max(last_access_ns, :last_access_ns),
+    rank = max(last_access_ns, :last_access_ns)
+WHERE key = :key
+"""
+
+ADD_TO_COUNTER = """
+INSERT INTO counter (day, name, reason, value) VALUES (:day, :name, :reason, :value)
+ON CONFLICT (day, name, reason) DO UPDATE SET value = value + excluded.value
+"""
+
+TOOLCHAIN_OF_LIBRARY = "SELECT build FROM toolchain_memo WHERE path = :path AND signature = :signature"
+
+REMEMBER_TOOLCHAIN = """
+INSERT INTO toolchain_memo (path, signature, build, created_at_ns) VALUES (:path, :signature, :build, :created_at_ns)
+ON CONFLICT (path) DO UPDATE SET
+    signature = excluded.signature, build = excluded.build, created_at_ns = excluded.created_at_ns
+"""

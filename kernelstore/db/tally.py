@@ -1,0 +1,147 @@
+"""Tally: uses, counters and memos that wait in the process until a write carries them along."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+
+from kernelstore.db import statements
+from kernelstore.key import Key
+
+__all__ = ["Taken", "Tally"]
+
+_tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
+
+
+class Tally:
+    """Uses by key, counters by (day, name, reason) and toolchain memos, kept in memory.
+
+    Counting takes one short lock and no SQL. `take` moves everything out, into an open transaction; what a failed
+    transaction did not keep is given back with `restore`. A forked child starts with nothing.
+    """
+
+    def __init__(self) -> None:
+        self._start()
+        _tallies.add(self)
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._uses: Counter[Key] = Counter()
+        self._last_access_ns: dict[Key, int] = {}
+        self._counters: Counter[tuple[str, str, str]] = Counter()
+        self._toolchains: dict[str, tuple[str, str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._uses or self._counters or self._toolchains)
+
+    def use(self, key: Key, saved_ms: float) -> None:
+        """Count one hit served from the file."""
+        now_ns = time.time_ns()
+        day = _day(now_ns)
+        with self._lock:
+            self._uses[key] += 1
+            self._last_access_ns[key] = now_ns
+            self._counters[day, "hit", ""] += 1
+            self._counters[day, "saved_us", ""] += round(saved_ms * 1000)
+
+    def count(self, name: str, reason: str = "", value: int = 1) -> None:
+        """Add to the counter `name`."""
+        day = _day(time.time_ns())
+        with self._lock:
+            self._counters[day, name, reason] += value
+
+    def uses(self) -> Counter[Key]:
+        """Return the uses not yet written."""
+        with self._lock:
+            return self._uses.copy()
+
+    def counters(self) -> Counter[tuple[str, str, str]]:
+        """Return the counters not yet written, by (day, name, reason)."""
+        with self._lock:
+            return self._counters.copy()
+
+    def toolchain(self, library: str) -> tuple[str, str] | None:
+        """Return the (signature, build) that waits for that library."""
+        with self._lock:
+            return self._toolchains.get(library)
+
+    def remember_toolchain(self, library: str, signature: str, build: str) -> None:
+        """Keep the build of a compiler library."""
+        with self._lock:
+            self._toolchains[library] = signature, build
+
+    def take(self) -> Taken:
+        """Take everything out, to be written or restored."""
+        with self._lock:
+            taken = Taken(self._uses, self._last_access_ns, self._counters, self._toolchains)
+            self._uses, self._last_access_ns, self._counters, self._toolchains = Counter(), {}, Counter(), {}
+            return taken
+
+    def restore(self, taken: Taken) -> None:
+        """Give back what a failed transaction did not keep."""
+        with self._lock:
+            self._uses.update(taken.uses)
+            self._counters.update(taken.counters)
+            self._toolchains = taken.toolchains | self._toolchains
+            for key, last_access_ns in taken.last_access_ns.items():
+                self._last_access_ns[key] = max(last_access_ns, self._last_access_ns.get(key, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was taken out of a tally at once."""
+
+    uses: Counter[Key]
+    last_access_ns: dict[Key, int]
+    counters: Counter[tuple[str, str, str]]
+    toolchains: dict[str, tuple[str, str]]
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Write everything within the transaction that is open on `connection`."""
+        connection.executemany(
+            statements.TOUCH,
+            [{"key": key, "uses": uses, "last_access_ns": self.last_access_ns[key]} for key, uses in self.uses.items()],
+        )
+        connection.executemany(
+            statements.ADD_TO_COUNTER,
+            [
+                {"day": day, "name": name, "reason": reason, "value": value}
+                for (day, name, reason), value in self.counters.items()
+            ],
+        )
+        connection.executemany(
+            statements.REMEMBER_TOOLCHAIN,
+            [
+                {"path": path, "signature": signature, "build": build, "created_at_ns": time.time_ns()}
+                for path, (signature, build) in self.toolchains.items()
+            ],
+        )
+
+
+def _after_fork_in_child() -> None:
+    # The parent writes what it counted; its lock may have been held by a thread that the child does not have.
+    for tally in list(_tallies):
+        tally._start()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+_DAY_NS = 86_400 * 10**9
+_days: dict[int, str] = {}
+
+
+def _day(time_ns: int) -> str:
+    # The UTC day as text, made once a day: strftime would cost a hit 2 us.
+    number = time_ns // _DAY_NS
+    day = _days.get(number)
+    if day is None:
+        day = datetime.datetime.fromtimestamp(number * 86_400, datetime.UTC).date().isoformat()
+        _days.clear()
+        _days[number] = day
+    return day

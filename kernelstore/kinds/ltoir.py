@@ -1,0 +1,42 @@
+"""LTO-IR: NVVM's intermediate code, which a linker turns into a cubin."""
+
+from __future__ import annotations
+
+from kernelstore.arch import Arch
+from kernelstore.errors import PayloadRejected
+from kernelstore.kinds import Description, Kind
+
+__all__ = ["PLUGIN"]
+
+# Of nvrtcGetLTOIR, 12.9 and 13.5 alike.
+_MAGIC = bytes.fromhex("ed434e7f")
+
+
+def _recognises(payload: bytes) -> bool:
+    return payload.startswith(_MAGIC)
+
+
+def _check(payload: bytes, arch: str) -> None:
+    if not _recognises(payload):
+        raise PayloadRejected(f"{payload[:8]!r} does not begin LTO-IR", kind="ltoir", reason="magic")
+    if not Arch.parse(arch).virtual:
+        raise PayloadRejected(f"LTO-IR is for a virtual arch, not for {arch}", kind="ltoir", reason="arch")
+
+
+def _describe(payload: bytes) -> Description:
+    if not _recognises(payload):
+        raise PayloadRejected(f"{payload[:8]!r} does not begin LTO-IR", kind="ltoir", reason="magic")
+    return Description(relocatable=True)
+
+
+PLUGIN = Kind(
+    name="ltoir",
+    suffix=".ltoir",
+    is_text=False,
+    loadable=False,
+    arch_of=Arch.as_virtual,
+    recognises=_recognises,
+    normalise=bytes,
+    check=_check,
+    describe=_describe,
+)

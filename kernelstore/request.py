@@ -1,0 +1,168 @@
+"""Requests: a caller's parameters checked and read, and the program they make, with its key."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelstore import headers as header_scan
+from kernelstore.arch import Arch
+from kernelstore.artifact import Program
+from kernelstore.cuda import toolkit
+from kernelstore.errors import InvalidArch, InvalidArgument, InvalidType
+from kernelstore.key import Key, key_of
+from kernelstore.options import Options, checked_text
+
+__all__ = ["Request", "checked_dirs", "checked_headers", "checked_names", "target"]
+
+
+@dataclass(slots=True)
+class Request:
+    """What was asked for, checked, with what its text tells."""
+
+    source: str
+    name: str
+    kind: str
+    arch: Arch
+    options: Options
+    name_expressions: tuple[str, ...]
+    include_dirs: tuple[str, ...]
+    headers: Mapping[str, str]
+    extra: bytes
+    toolkit_dirs: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+    uncacheable: str | None = None
+    program: Program = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.toolkit_dirs = tuple(path for path in self.include_dirs if toolkit.is_toolkit_dir(path))
+        user_dirs = [path for path in self.include_dirs if path not in self.toolkit_dirs]
+        scan = header_scan.scan(
+            self.source,
+            name=self.name,
+            headers=self.headers,
+            include_dirs=user_dirs,
+            pre_includes=self.options.pre_includes,
+            source_include=self.options.source_include,
+        )
+        self.external = scan.external
+        self.uncacheable = self.options.side_effect or scan.uncacheable or _shadowing(scan.external, user_dirs)
+        shows_paths = scan.shows_paths or self.options.shows_paths
+        self.program = self._program(self._paths(user_dirs) if shows_paths else b"")
+
+    def command(self, toolkit_dirs: Sequence[str]) -> tuple[str, ...]:
+        """Return the options for NVRTC, but for the arch; a toolkit's directories come last on the path."""
+        directories = (*self.include_dirs, *toolkit_dirs)
+        options = [*self.options.command, *(f"--include-path={path}" for path in directories)]
+        if self.kind == "ltoir" and not self.options.lto:
+            options.append("--dlink-time-opt")
+        if self.kind == "cubin":
+            # For the resource usage of each kernel; what it prints is taken out of the log again.
+            options.append("--ptxas-options=-v")
+        return tuple(options)
+
+    def artifact_key(self, kind: str, arch: Arch, toolchain: str) -> Key:
+        """Return the key of one of the program's artifacts."""
+        return key_of(
+            [
+                ("program", self.program.key),
+                ("kind", kind.encode()),
+                ("arch", str(arch).encode()),
+                ("toolchain", toolchain.encode()),
+            ]
+        )
+
+    def _program(self, paths: bytes) -> Program:
+        # `-dlto` says the kind, which has a part of its own.
+        options = tuple(option for option in self.options.command if option != "--dlink-time-opt")
+        headers = sorted(self.headers.items())
+        parts = {
+            "source": self.source.encode(),
+            "name": self.name.encode(),
+            "options": _joined(options),
+            "name expressions": _joined(self.name_expressions),
+            "headers": _joined([text for pair in headers for text in pair]),
+            "external includes": _joined(self.external),
+            "paths": paths,
+            "extra": self.extra,
+        }
+        return Program(
+            key=key_of(parts.items()),
+            name=self.name,
+            source=self.source,
+            options=options,
+            name_expressions=self.name_expressions,
+            headers=dict(headers),
+            external_includes=self.external,
+            part_digests={label: hashlib.sha256(part).hexdigest()[:16] for label, part in parts.items()},
+        )
+
+    def _paths(self, user_dirs: Sequence[str]) -> bytes:
+        beside = Path(self.name).parent
+        return _joined([str(path) for path in (Path.cwd(), beside.resolve(), *map(Path, user_dirs))])
+
+
+def target(kind: str, arch: Arch) -> Arch:
+    """Return the arch that an artifact of the kind has: ``compute_90`` for PTX of ``sm_90``.
+
+    Raises
+    ------
+    InvalidArch
+        A cubin was asked for a virtual arch.
+    """
+    if kind != "cubin":
+        return arch.as_virtual()
+    if arch.virtual:
+        raise InvalidArch(f"a cubin is made for a real arch such as {arch.as_real()}, not {arch}", arch=str(arch))
+    return arch
+
+
+def _shadowing(external: Sequence[str], user_dirs: Iterable[str]) -> str | None:
+    # Toolkit headers are not scanned. A user directory comes first on the path, so a file there that has the name
+    # of one of theirs would be read by them, unseen.
+    if not external:
+        return None
+    for path in user_dirs:
+        names = toolkit.shadowed_names(path)
+        if names:
+            return f"{os.path.join(path, names[0])} shadows a toolkit header"
+    return None
+
+
+def _joined(texts: Iterable[str]) -> bytes:
+    # Lengths first, so that no list of texts reads as another.
+    encoded = [text.encode() for text in texts]
+    return b"".join(len(text).to_bytes(8, "little") + text for text in encoded)
+
+
+def checked_names(name_expressions: Iterable[str]) -> tuple[str, ...]:
+    """Return the expressions sorted, each once: their order does not reach the output."""
+    if isinstance(name_expressions, (str, bytes)):
+        raise InvalidType(f"name_expressions are several str, such as ('saxpy<float>',), not {name_expressions!r}")
+    names = [checked_text(name, "a name expression") for name in name_expressions]
+    if not all(name.strip() for name in names):
+        raise InvalidArgument("a name expression is empty; leave it out")
+    return tuple(sorted(set(names)))
+
+
+def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return headers by content, or raise."""
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise InvalidType(f"headers map spellings to contents, such as {{'a.h': '...'}}, not {headers!r:.200}")
+    for name, content in headers.items():
+        checked_text(name, "a header's name")
+        checked_text(content, f"header {name!r}")
+    return headers
+
+
+def checked_dirs(include_dirs: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Return directories as text, or raise."""
+    if isinstance(include_dirs, (str, bytes, os.PathLike)):
+        raise InvalidType(f"include_dirs are a sequence of paths, not {include_dirs!r}; write ({str(include_dirs)!r},)")
+    return tuple(checked_text(os.fspath(path), "an include directory") for path in include_dirs)
