@@ -430,7 +430,7 @@ class Compiler:
     def _warn_uncacheable(self, store: Store, request: Request) -> None:
         reason = request.uncacheable
         assert reason is not None
-        store.count("uncacheable", reason.split(":")[0])
+        store.count("uncacheable", reason.partition(":")[0])
         if reason not in self._warned:
             self._warned.add(reason)
             warnings.warn(
@@ -449,6 +449,14 @@ def _artifacts(request: Request, output: nvrtc.Output, toolchain: str, compile_m
 
     def made(kind: str, arch: Arch, payload: bytes, text: str, known: tuple[Symbol, ...]) -> Artifact:
         described = plugins.load("kinds", kind).describe(payload)
+        # From sm_90 on ptxas does not tell the constant banks; the cubin does.
+        constant_bytes = {symbol.lowered_name: symbol.constant_bytes for symbol in described.symbols}
+        known = tuple(
+            dataclasses.replace(symbol, constant_bytes=constant_bytes.get(symbol.lowered_name))
+            if symbol.constant_bytes is None
+            else symbol
+            for symbol in known
+        )
         return Artifact(
             key=request.artifact_key(kind, arch, toolchain),
             kind=kind,

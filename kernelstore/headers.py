@@ -46,7 +46,7 @@ class Scan:
     external : tuple of str
         Sorted spellings that a toolkit has to provide.
     uncacheable : str or None
-        Why the compile cannot be keyed.
+        Why the compile cannot be keyed: a reason to count, and after a colon the place.
     shows_paths : bool
         Whether ``__FILE__`` puts file names into the output.
     """
@@ -95,7 +95,7 @@ def scan(
             if spelling in headers:
                 continue
             if _is_file(spelling, places):
-                reason = reason or f"user header {spelling}"
+                reason = reason or f"user header: {spelling}"
             external.add(spelling)
         if reason is not None:
             return Scan((), reason, shows_paths)

@@ -117,11 +117,11 @@ class Module:
         lowered = name if symbol is None else symbol.lowered_name
         device = self._driver.make_current(default=self._device)
         try:
-            kernel = self._driver.get_kernel(library, lowered, self.artifact, self._hold.payload)
+            kernel = self._driver.get_kernel(library, lowered, artifact=self.artifact, payload=self._hold.payload)
         except KernelNotFound:
             raise self._not_found(name, "kernel") from None
         declared = None if symbol is None else symbol.parameters
-        return Kernel(self._hold, kernel, name, lowered, declared, device)
+        return Kernel(self._hold, kernel, name=name, lowered_name=lowered, declared=declared, device=device)
 
     def get_global(self, name: str) -> Global:
         """Return where a ``__device__`` or ``__constant__`` variable lies in the current context.
@@ -145,7 +145,7 @@ class Module:
         lowered = name if symbol is None else symbol.lowered_name
         self._driver.make_current(default=self._device)
         try:
-            handle, size_bytes = self._driver.get_global(library, lowered, self.artifact)
+            handle, size_bytes = self._driver.get_global(library, lowered, artifact=self.artifact)
         except KernelNotFound:
             raise self._not_found(name, "variable") from None
         return Global(name, handle, size_bytes)
@@ -191,9 +191,12 @@ class Module:
             message += f". {name!r} is a {'variable: use get_global' if what == 'kernel' else 'kernel: use get_kernel'}"
         elif not name.startswith("_Z"):
             expression = name if what == "kernel" else f"&{name.removeprefix('&')}"
+            lowered = _lowered_like(name, available)
             message += (
                 f'. Without extern "C", C++ lowers names: compile with name_expressions=({expression!r},), or ask for '
-                "the lowered name"
+                f"{lowered!r}"
+                if lowered
+                else f". {name!r} may be asked for once it is compiled with name_expressions=({expression!r},)"
             )
         return KernelNotFound(message, name=name, available=tuple(available))
 
@@ -215,3 +218,9 @@ class Global:
     name: str
     handle: int
     size_bytes: int
+
+
+def _lowered_like(name: str, available: list[str]) -> str | None:
+    # Itanium mangling writes an identifier after its length: _Z5plainPi.
+    plain = name.removeprefix("&").split("<", 1)[0].rsplit("::", 1)[-1].strip()
+    return next((known for known in available if known.startswith("_Z") and f"{len(plain)}{plain}" in known), None)

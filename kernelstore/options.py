@@ -51,6 +51,7 @@ _VALUED = {
 }
 _LONG = frozenset(_VALUED.values())
 _JOINED = ("-D", "-U", "-I")
+_SHORT = {"--define-macro": "-D", "--undefine-macro": "-U"}
 
 # Of these NVRTC takes the value after "=" only.
 _EQUALS_ONLY = {"-std": "--std", "-time": "--time"}
@@ -113,7 +114,7 @@ class Options:
         names = dict(pairs)
         ptxas = [value for name, value in pairs if name == "--ptxas-options"]
         return cls(
-            command=tuple(f"{name}={value}" if value else name for name, value in kept),
+            command=tuple(_spelled(name, value) for name, value in kept),
             arch=Arch.parse(archs[0]) if archs else None,
             include_dirs=tuple(value for name, value in pairs if name == "--include-path"),
             pre_includes=tuple(value for name, value in pairs if name == "--pre-include"),
@@ -158,6 +159,13 @@ def checked_text(value: object, what: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{what} holds a lone surrogate at {error.start}, which is no text") from None
     return value
+
+
+def _spelled(name: str, value: str) -> str:
+    # Short where people know the short form.
+    if name in _SHORT:
+        return _SHORT[name] + value
+    return f"{name}={value}" if value else name
 
 
 def _read(options: tuple[str, ...]) -> Iterator[tuple[str, str]]:

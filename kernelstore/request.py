@@ -50,14 +50,15 @@ class Request:
             source_include=self.options.source_include,
         )
         self.external = scan.external
-        self.uncacheable = self.options.side_effect or scan.uncacheable or _shadowing(scan.external, user_dirs)
+        side_effect = self.options.side_effect and f"option with side effects: {self.options.side_effect}"
+        self.uncacheable = side_effect or scan.uncacheable or _shadowing(scan.external, user_dirs)
         shows_paths = scan.shows_paths or self.options.shows_paths
         self.program = self._program(self._paths(user_dirs) if shows_paths else b"")
 
     def command(self, toolkit_dirs: Sequence[str]) -> tuple[str, ...]:
         """Return the options for NVRTC, but for the arch; a toolkit's directories come last on the path."""
         directories = (*self.include_dirs, *toolkit_dirs)
-        options = [*self.options.command, *(f"--include-path={path}" for path in directories)]
+        options = [*self.options.command, *(f"-I{path}" for path in directories)]
         if self.kind == "ltoir" and not self.options.lto:
             options.append("--dlink-time-opt")
         if self.kind == "cubin":
@@ -129,7 +130,7 @@ def _shadowing(external: Sequence[str], user_dirs: Iterable[str]) -> str | None:
     for path in user_dirs:
         names = toolkit.shadowed_names(path)
         if names:
-            return f"{os.path.join(path, names[0])} shadows a toolkit header"
+            return f"shadowed toolkit header: {os.path.join(path, names[0])}"
     return None
 
 

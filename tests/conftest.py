@@ -104,6 +104,7 @@ def count_compiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Count the runs of NVRTC from here on."""
     from kernelstore.cuda import nvrtc
 
+    nvrtc.build()  # finds the build by compiling, once per process
     runs: list[str] = []
     compile_program = nvrtc.compile_program
 
@@ -131,6 +132,19 @@ def run_python(tmp_path: Path) -> Callable[..., str]:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def run_killed(tmp_path: Path) -> Callable[..., None]:
+    """Run a script in a new Python process that dies within it, with exit status 9."""
+
+    def run(script: str, *arguments: object) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *map(str, arguments)], cwd=tmp_path, capture_output=True, timeout=300, check=False
+        )
+        assert done.returncode == 9, done.stderr
 
     return run
 

@@ -172,14 +172,13 @@ def test_inputs_of_no_use_are_refused_before_anything_is_compiled(
 def test_keys_are_the_same_in_every_process() -> None:
     """C09, C12: neither hash() nor repr() has a part in it."""
     script = (
-        "from tests.test_key import key; "
+        "from test_key import key; "
         "print(key({'name_expressions': {'f<3>', 'f<4>', 'g'}, 'headers': {'a': '1', 'b': '2'}}))"
     )
-    root = Path(__file__).parents[1]
     printed = {
         subprocess.run(
             [sys.executable, "-c", script],
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)},
             capture_output=True,
             text=True,
             check=True,

@@ -45,6 +45,6 @@ def command(key: str, db: Path | None, source: bool, output: Path | None) -> Non
             if output is None and not is_text and sys.stdout.isatty():
                 raise click.UsageError(f"a {artifact.kind} is no text; give --output FILE, or pipe it")
     if output is None:
-        click.get_binary_stream("stdout").write(content)
+        sys.stdout.buffer.write(content)
     else:
         output.write_bytes(content)

@@ -7,10 +7,15 @@ import lz4.block
 from kernelstore.codecs import Codec
 from kernelstore.errors import PayloadCorrupt
 
-__all__ = ["PLUGIN"]
+__all__ = ["MAX_SIZE_BYTES", "PLUGIN"]
 
-# lz4 takes sizes below 2 GiB (LZ4_MAX_INPUT_SIZE); a row that says more was not written by kernelstore.
-_MAX_SIZE_BYTES = 2**30
+# SQLite keeps no blob above 10**9 bytes unless it is built to (SQLITE_MAX_LENGTH), so a row that tells more was not
+# written by kernelstore. liblz4 takes the size as a C int: beyond 2**31 it would be cut off before it is compared.
+MAX_SIZE_BYTES = 2**30
+
+# A byte of a block yields at most 255 bytes: it lengthens a match by up to that much. Source: LZ4, "Block Format
+# Description". Without this bound, 10 damaged bytes could ask for a gigabyte.
+_MAX_RATIO = 255
 
 
 def _encode(payload: bytes) -> bytes:
@@ -20,16 +25,17 @@ def _encode(payload: bytes) -> bytes:
 
 
 def _decode(blob: bytes, size_bytes: int) -> bytes:
-    if not 0 <= size_bytes <= _MAX_SIZE_BYTES:
-        raise PayloadCorrupt(f"a payload of {size_bytes} bytes cannot be", codec="lz4", reason="size")
+    # Before the call: liblz4's binding allocates `size_bytes` at once.
+    if not 0 <= size_bytes <= min(MAX_SIZE_BYTES, _MAX_RATIO * len(blob)):
+        raise PayloadCorrupt(
+            f"{len(blob)} bytes of LZ4 cannot hold a payload of {size_bytes} bytes", codec="lz4", reason="size"
+        )
     try:
         payload: bytes = lz4.block.decompress(blob, uncompressed_size=size_bytes)
     except lz4.block.LZ4BlockError as error:
         raise PayloadCorrupt(f"the blob does not decode: {error}", codec="lz4", reason="lz4") from error
     if len(payload) != size_bytes:
-        raise PayloadCorrupt(
-            f"the blob decodes to {len(payload)} bytes, not {size_bytes}", codec="lz4", reason="size"
-        )
+        raise PayloadCorrupt(f"the blob decodes to {len(payload)} bytes, not {size_bytes}", codec="lz4", reason="size")
     return payload
 
 

@@ -14,7 +14,9 @@ def _encode(payload: bytes) -> bytes:
 
 def _decode(blob: bytes, size_bytes: int) -> bytes:
     if len(blob) != size_bytes:
-        raise PayloadCorrupt(f"{len(blob)} bytes are stored for a payload of {size_bytes}", codec="none", reason="size")
+        raise PayloadCorrupt(
+            f"{len(blob)} bytes are stored for a payload of {size_bytes} bytes", codec="none", reason="size"
+        )
     return blob
 
 

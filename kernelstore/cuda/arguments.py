@@ -129,6 +129,8 @@ class Packer:
         LaunchError
             There are too few or too many, or one does not fit its parameter.
         """
+        if type(args) is not tuple:
+            args = self._as_tuple(args)
         try:
             # This is the hot path: two dictionary lookups and one call of struct for plain scalars.
             plan = self._plans.get(tuple(map(type, args))) or self._plan(args)
@@ -144,9 +146,14 @@ class Packer:
             return self._pack_singly(args)
         return frame
 
+    def _as_tuple(self, args: object) -> tuple[object, ...]:
+        if isinstance(args, (tuple, list)):
+            return tuple(args)
+        raise LaunchError(
+            f"the arguments of {self._kernel} are a tuple or list, such as (x,) for one, not {told(args)}"
+        )
+
     def _plan(self, args: Sequence[object]) -> _Plan:
-        if not isinstance(args, (tuple, list)):
-            raise LaunchError(f"args is a tuple or list, such as (x,) for one argument, not {told(args)}")
         if len(args) != len(self.parameters):
             declared = tuple(parameter.declared for parameter in self.parameters)
             raise LaunchError(
@@ -172,7 +179,8 @@ class Packer:
                 cls: Any = type(value)
                 code, convert = _way(parameter, cls)
                 given: Any = value if convert is None else convert(value)
-                if isinstance(given, int) and given < 0 and not parameter.is_signed and parameter.what != "float":
+                if convert is None and isinstance(given, int) and given < 0 and parameter.what != "float":
+                    # PTX of CUDA C++ declares int as u32, so negative numbers are good too.
                     code = code.lower()
                 struct.pack_into(f"<{code}", frame.buffer, self._offsets[index], given)
             except _Refused as refusal:

@@ -71,7 +71,9 @@ def _directory_in(root: Path, build: str) -> Path:
 
 
 def _make_private(root: Path) -> None:
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # One by one: with parents=True the upper one would get the umask's mode.
+    root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root.mkdir(mode=0o700, exist_ok=True)
     found = root.lstat()
     # Another user's headers would be compiled into our kernels.
     if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not os.path.isdir(root) or root.is_symlink():

@@ -43,12 +43,19 @@ class Driver:
         LoadError
             The class that the CUresult has.
         """
-        status, *values = getattr(self.api, name)(*args)
+        status, *values = self._answer(name, *args, artifact=artifact)
         if status:
             self.fail(status, name, artifact)
         if len(values) > 1:
             return tuple(values)
         return values[0] if values else None
+
+    def _answer(self, name: str, *args: Any, artifact: Artifact | None = None) -> Any:
+        try:
+            return getattr(self.api, name)(*args)
+        except ValueError as error:
+            # A CUresult of a newer driver, which this cuda.bindings cannot name.
+            raise results.unknown(str(error), name, artifact=artifact, version=self.version) from error
 
     def check(self) -> None:
         """See to it that this is not a forked child.
@@ -63,7 +70,7 @@ class Driver:
 
     def fail(self, status: Any, call: str, artifact: Artifact | None = None) -> NoReturn:
         """Raise the error that a CUresult stands for."""
-        raise results.error_of(status, call, artifact, self.version)
+        raise results.error_of(status, call, artifact=artifact, version=self.version)
 
     def current_device(self) -> int:
         """Return the ordinal of the current context's device, or 0 where no context is current."""
@@ -146,12 +153,12 @@ class Driver:
         LoadError
             Nothing was loaded.
         """
-        status, library = self.api.cuLibraryLoadData(payload, [], [], 0, [], [], 0)
+        status, library = self._answer("cuLibraryLoadData", payload, [], [], 0, [], [], 0, artifact=artifact)
         if status:
             raise self._load_error(status, "cuLibraryLoadData", artifact, payload)
         return library
 
-    def get_kernel(self, library: Any, name: str, artifact: Artifact, payload: bytes) -> Any:
+    def get_kernel(self, library: Any, name: str, *, artifact: Artifact, payload: bytes) -> Any:
         """Return the CUkernel of a lowered name, loaded into the current context.
 
         Raises
@@ -162,17 +169,17 @@ class Driver:
             The real fault of a lazily loaded library, which its load did not show.
         """
         call = "cuLibraryGetKernel"
-        status, kernel = self.api.cuLibraryGetKernel(library, name.encode())
+        status, kernel = self._answer(call, library, name.encode(), artifact=artifact)
         if not status:
             call = "cuKernelGetFunction"
-            status, _function = self.api.cuKernelGetFunction(kernel)
+            status, _function = self._answer(call, kernel, artifact=artifact)
         if status == results.NOT_FOUND:
             raise KernelNotFound(f"the {artifact.kind} has no kernel {name!r}", name=name, available=())
         if status:
             raise self._load_error(status, call, artifact, payload)
         return kernel
 
-    def get_global(self, library: Any, name: str, artifact: Artifact) -> tuple[int, int]:
+    def get_global(self, library: Any, name: str, *, artifact: Artifact) -> tuple[int, int]:
         """Return address and size in bytes of a variable, in the current context.
 
         Raises
@@ -180,7 +187,7 @@ class Driver:
         KernelNotFound
             The library has no variable of that name.
         """
-        status, address, size_bytes = self.api.cuLibraryGetGlobal(library, name.encode())
+        status, address, size_bytes = self._answer("cuLibraryGetGlobal", library, name.encode(), artifact=artifact)
         if status == results.NOT_FOUND:
             raise KernelNotFound(f"the {artifact.kind} has no variable {name!r}", name=name, available=())
         if status:
@@ -210,12 +217,12 @@ class Driver:
                 return None if status == results.NOT_SUPPORTED else sizes
             sizes.append(int(size_bytes))
 
-    def kernel_attribute(self, name: str, kernel: Any, device: int) -> int:
+    def kernel_attribute(self, name: str, kernel: Any, *, device: int) -> int:
         """Return a kernel's attribute on a device, named without ``CU_FUNC_ATTRIBUTE_``."""
         attribute = getattr(self.api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         return int(self.call("cuKernelGetAttribute", attribute, kernel, self._device(device)))
 
-    def set_kernel_attribute(self, name: str, value: int, kernel: Any, device: int) -> None:
+    def set_kernel_attribute(self, name: str, kernel: Any, *, value: int, device: int) -> None:
         """Set a kernel's attribute on a device, named without ``CU_FUNC_ATTRIBUTE_``."""
         attribute = getattr(self.api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         self.call("cuKernelSetAttribute", attribute, value, kernel, self._device(device))
@@ -317,7 +324,7 @@ class Driver:
             device = self.current_device()
             major, minor = self.compute_capability(device)
             detail = f"Device {device} has compute capability {major}.{minor}."
-        return results.error_of(status, call, artifact, self.version, detail)
+        return results.error_of(status, call, artifact=artifact, version=self.version, detail=detail)
 
     def _jit_log(self, payload: bytes) -> str:
         # The JIT of a lazily loaded library may run long after cuLibraryLoadData returned, so no buffers are given

@@ -31,14 +31,14 @@ def dimensions(value: object, what: str) -> tuple[int, int, int]:
     # The common forms first; launches are hot.
     if type(value) is int and 0 < value <= _MAX_DIMENSION:
         return value, 1, 1
-    if type(value) is tuple and len(value) == 3:
-        x, y, z = value
+    if type(value) is tuple and 1 <= len(value) <= 3:
+        x, y, z = value if len(value) == 3 else (*value, 1, 1)[:3]
         if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0 and x | y | z <= _MAX_DIMENSION:
             return x, y, z
     sizes = value if isinstance(value, (tuple, list)) else (value,)
     try:
         x, y, z = (operator.index(size) for size in (*sizes, 1, 1)[:3])
-    except TypeError:
+    except (TypeError, ValueError):
         x = y = z = 0
     if not (1 <= len(sizes) <= 3 and all(0 < size <= _MAX_DIMENSION for size in (x, y, z))):
         raise LaunchError(f"{what} is an int or 1 to 3 of them, each from 1 to {_MAX_DIMENSION}, not {value!r:.100}")

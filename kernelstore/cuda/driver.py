@@ -148,7 +148,7 @@ def _initialised() -> Driver:
             driver_version=version,
         )
     if status:
-        raise results.error_of(status, "cuInit", None, version)
+        raise results.error_of(status, "cuInit", artifact=None, version=version)
     assert version is not None
     return Driver(api, version)
 

@@ -34,7 +34,7 @@ class Kernel:
     """
 
     def __init__(
-        self, hold: Hold, handle: Any, name: str, lowered_name: str, declared: tuple[str, ...] | None, device: int
+        self, hold: Hold, handle: Any, *, name: str, lowered_name: str, declared: tuple[str, ...] | None, device: int
     ) -> None:
         driver = hold.driver
         self.name = name
@@ -45,7 +45,9 @@ class Kernel:
         self._function = driver.as_function(handle)
         self._device = device
         self._packer = _packer(driver, handle, name, declared)
-        self._free_shared_bytes = _SHARED_BYTES_UNASKED - driver.kernel_attribute("SHARED_SIZE_BYTES", handle, device)
+        self._free_shared_bytes = _SHARED_BYTES_UNASKED - driver.kernel_attribute(
+            "SHARED_SIZE_BYTES", handle, device=device
+        )
         # Dynamic shared memory that was asked for, by device; devices that were asked for clusters above 8 blocks.
         self._allowed_shared_bytes: dict[int, int] = {}
         self._large_clusters: set[int] = set()
@@ -74,7 +76,7 @@ class Kernel:
         """
         self._hold.check()
         device = self._driver.make_current(default=self._device)
-        values = [self._driver.kernel_attribute(name, self._handle, device) for name in _ATTRIBUTES]
+        values = [self._driver.kernel_attribute(name, self._handle, device=device) for name in _ATTRIBUTES]
         return KernelAttributes(*values)
 
     def launch(
@@ -224,7 +226,7 @@ class Kernel:
             # A smaller value set after a larger one would take it back.
             if shared_mem_bytes > self._allowed_shared_bytes.get(device, 0):
                 self._driver.set_kernel_attribute(
-                    "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_mem_bytes, self._handle, device
+                    "MAX_DYNAMIC_SHARED_SIZE_BYTES", self._handle, value=shared_mem_bytes, device=device
                 )
                 self._allowed_shared_bytes[device] = shared_mem_bytes
         return shared_mem_bytes
@@ -232,7 +234,7 @@ class Kernel:
     def _allow_large_clusters(self, stream: int) -> None:
         device = self._driver.device_of_stream(stream, self._device)
         if device not in self._large_clusters:
-            self._driver.set_kernel_attribute("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, self._handle, device)
+            self._driver.set_kernel_attribute("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", self._handle, value=1, device=device)
             self._large_clusters.add(device)
 
     def _no_packer(self) -> Packer:
@@ -252,7 +254,7 @@ class Kernel:
         what = f"{self.name} with grid {blocks}, block {threads}, {shared_mem_bytes} bytes of dynamic shared memory"
         if cluster is not None:
             what += f", cluster {cluster}"
-        return results.launch_error_of(status, what, self._hold.artifact, self._driver.version)
+        return results.launch_error_of(status, what, artifact=self._hold.artifact, version=self._driver.version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
+import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -193,15 +196,7 @@ def library_path() -> Path | None:
 @functools.cache
 def has_bundled_headers() -> bool:
     """Return whether this NVRTC brings CUDA and CCCL headers of its own (13.5 and newer); raises `ToolchainError`."""
-    nvrtc = _loaded()
-    if not hasattr(nvrtc, "nvrtcGetBundledHeadersInfo"):
-        return False
-    try:
-        result, info, _ = nvrtc.nvrtcGetBundledHeadersInfo()
-    except RuntimeError:
-        # cuda.bindings knows the function, an older libnvrtc does not.
-        return False
-    return bool(result == 0 and info.available)
+    return _bundled_installer() is not None
 
 
 def install_bundled_headers(directory: str | os.PathLike[str]) -> None:
@@ -217,19 +212,20 @@ def install_bundled_headers(directory: str | os.PathLike[str]) -> None:
     ToolchainError
         NVRTC has none, cannot be loaded, or cannot write there; some files may be left.
     """
-    if not has_bundled_headers():
+    install = _bundled_installer()
+    if install is None:
         raise ToolchainError(
             f"NVRTC {_dotted(version())} ({library_path()}) has no headers of its own; {_header_remedy(version()[0])}",
             library=library_path(),
             log="",
         )
-    result, log = _loaded().nvrtcInstallBundledHeaders(os.fsencode(directory), 0)
-    if result != 0:
-        log = (log or b"").decode(errors="replace")
+    log = ctypes.c_char_p()
+    if (result := install(os.fsencode(directory), 0, ctypes.byref(log))) != 0:
+        said = (log.value or b"").decode(errors="replace")
         raise ToolchainError(
-            f"NVRTC's headers cannot be extracted into {os.fspath(directory)}: {result.name} {log}".rstrip(),
+            f"NVRTC's headers cannot be extracted into {os.fspath(directory)}: nvrtcResult {result} {said}".rstrip(),
             library=library_path(),
-            log=log,
+            log=said,
         )
 
 
@@ -259,6 +255,20 @@ def _loaded() -> Any:
             log=str(error),
         ) from error
     return nvrtc
+
+
+def _bundled_installer() -> Callable[..., int] | None:
+    """Return ``nvrtcInstallBundledHeaders`` of the loaded library, or ``None`` if it has none.
+
+    By ctypes: bindings older than the library (13.0 to 13.3 with NVRTC 13.5) lack it, and those that have it leave out
+    what NVRTC says of a failure. Source: nvrtc.h of 13.5.
+    """
+    path = library_path()
+    install = None if path is None else getattr(ctypes.CDLL(os.fspath(path)), "nvrtcInstallBundledHeaders", None)
+    if install is not None:
+        install.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.POINTER(ctypes.c_char_p)]
+        install.restype = ctypes.c_int
+    return install
 
 
 def _library_path() -> Path | None:
@@ -329,7 +339,7 @@ def _fail(request: _Request, result: str, log: str) -> NoReturn:
             f"{', '.join(f'sm_{number}' for number in supported_archs())}; with suffix a from sm_90 on, with suffix f "
             f"from sm_100 on. Library: {_library_path()}",
             arch=str(request.arch),
-            toolchain=_toolchain(),
+            toolchain=_toolchain(request),
             supported=supported_archs(),
         )
     invalid_option = result == "NVRTC_ERROR_INVALID_OPTION" or bool(_PASSED_ON_OPTION.search(log))
@@ -345,7 +355,7 @@ def _fail(request: _Request, result: str, log: str) -> NoReturn:
         "\n".join(part for part in parts if part),
         log=log,
         options=request.options,
-        toolchain=_toolchain(),
+        toolchain=_toolchain(request),
         result=result,
         name=request.name,
         arch=str(request.arch),
@@ -413,7 +423,7 @@ def _header_remedy(major: int) -> str:
 
 def _include_dirs(options: Sequence[str]) -> list[str]:
     found = []
-    for option, following in zip(options, [*options[1:], ""], strict=True):
+    for option, following in itertools.zip_longest(options, options[1:], fillvalue=""):
         if option in ("-I", "--include-path"):
             found.append(following)
         elif option.startswith("--include-path="):
@@ -423,11 +433,12 @@ def _include_dirs(options: Sequence[str]) -> list[str]:
     return found
 
 
-def _toolchain() -> str:
-    try:
-        return f"nvrtc {build()}"
-    except (ToolchainError, CompileError):
-        return f"nvrtc {_dotted(version())}"
+def _toolchain(request: _Request) -> str:
+    # build() compiles an empty program: were it asked because that failed, it would never end.
+    if request.source:
+        with contextlib.suppress(ToolchainError, CompileError):
+            return f"nvrtc {build()}"
+    return f"nvrtc {_dotted(version())}"
 
 
 def _dotted(pair: tuple[int, int]) -> str:

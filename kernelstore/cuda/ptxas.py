@@ -77,23 +77,22 @@ def split_log(log: str) -> tuple[dict[str, Usage], str]:
     """
     usage: dict[str, Usage] = {}
     rest: list[str] = []
-    entry = function = None
+    kernel = framed = None
     for line in log.split("\n"):
         text = line.rstrip()
         if match := _ENTRY.fullmatch(text):
-            entry, function = match[1], None
-            usage[entry] = Usage()
+            kernel = match[1]
+            usage[kernel] = Usage()
         elif match := _FUNCTION.fullmatch(text):
-            function = match[1]
-            if function != entry:
-                # Of a called function: what follows is not the kernel's.
-                entry = None
-        elif function is not None and (match := _FRAME.fullmatch(text)):
-            usage[function] = _with_frame(usage.get(function, Usage()), *map(int, match.groups()))
-        elif match := _USED.fullmatch(text):
-            name = entry or function
-            if name is not None:
-                usage[name] = _with_used(usage.get(name, Usage()), match[1])
+            framed = match[1]
+            if framed != kernel:
+                # Of a function that kernels call: what follows is no kernel's.
+                kernel = None
+        elif framed is not None and (match := _FRAME.fullmatch(text)):
+            usage[framed] = _with_frame(usage.get(framed, Usage()), *map(int, match.groups()))
+            framed = None
+        elif kernel is not None and (match := _USED.fullmatch(text)):
+            usage[kernel] = _with_used(usage[kernel], match[1])
         elif not _OTHER.fullmatch(text):
             rest.append(line)
     return usage, "\n".join(rest).rstrip()

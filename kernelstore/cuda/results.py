@@ -17,7 +17,7 @@ from kernelstore.errors import (
     UnsupportedPTX,
 )
 
-__all__ = ["error_of", "forked", "launch_error_of"]
+__all__ = ["error_of", "forked", "launch_error_of", "unknown"]
 
 # CUresult by number. Source: CUDA Driver API, cudaError_enum.
 NOT_INITIALIZED = 3
@@ -52,7 +52,7 @@ _REMEDIES: dict[int, tuple[type[LoadError], str]] = {
 }
 
 
-def error_of(status: Any, call: str, artifact: Artifact | None, version: int | None, detail: str = "") -> LoadError:
+def error_of(status: Any, call: str, *, artifact: Artifact | None, version: int | None, detail: str = "") -> LoadError:
     """Make the error that a CUresult stands for.
 
     Parameters
@@ -70,17 +70,9 @@ def error_of(status: Any, call: str, artifact: Artifact | None, version: int | N
     """
     number = int(status)
     error_class, remedy = _REMEDIES.get(number, (DriverError, ""))
-    fields: dict[str, object] = {
-        "result": number,
-        "name": status.name,
-        "kind": None,
-        "arch": None,
-        "key": None,
-        "driver_version": version,
-    }
+    fields = _fields(number, status.name, artifact, version)
     what = f"{call} gave {status.name} ({number})"
     if artifact is not None:
-        fields.update(kind=artifact.kind, arch=artifact.arch, key=artifact.key)
         what += f" for the {artifact.kind} of {artifact.arch}, key {artifact.key}"
         if error_class is UnsupportedPTX:
             fields["ptx_version"] = artifact.ptx_version
@@ -92,30 +84,45 @@ def error_of(status: Any, call: str, artifact: Artifact | None, version: int | N
     return error_class("".join([what, f": {remedy}" if remedy else "", f"\n{detail}" if detail else ""]), **fields)
 
 
-def launch_error_of(status: Any, what: str, artifact: Artifact, version: int | None) -> LoadError:
+def unknown(reason: str, call: str, *, artifact: Artifact | None, version: int | None) -> DriverError:
+    """Make the error of a CUresult that this release of cuda-python has no name for."""
+    return DriverError(
+        f"{call} failed: {reason}; driver version {version}: update cuda-python",
+        **_fields(None, None, artifact, version),
+    )
+
+
+def launch_error_of(status: Any, what: str, *, artifact: Artifact, version: int | None) -> LoadError:
     """Make the error of a launch; `what` tells kernel and configuration."""
     reason = _REFUSED_LAUNCHES.get(int(status))
     if reason is None:
-        error = error_of(status, "the launch", artifact, version)
+        error = error_of(status, "the launch", artifact=artifact, version=version)
         error.add_note(what)
         return error
     return LaunchError(
         f"{what} was refused with {status.name} ({int(status)}): {reason}",
-        result=int(status),
-        name=status.name,
-        kind=artifact.kind,
-        arch=artifact.arch,
-        key=artifact.key,
-        driver_version=version,
+        **_fields(int(status), status.name, artifact, version),
     )
 
 
 def forked() -> ForkedContext:
     """Make the error of a child whose parent had initialised CUDA."""
     return ForkedContext(
-        "this process was forked from one that had initialised CUDA, and CUDA cannot be used in such a child; start "
-        "workers with multiprocessing's 'spawn' or 'forkserver', or fork before the first load",
+        "this process was forked from one that had initialised CUDA (as NVRTC does too when it compiles), and CUDA "
+        "cannot be used in such a child; start workers with multiprocessing's 'spawn' or 'forkserver', or fork before "
+        "the first load",
         result=NOT_INITIALIZED,
         name="CUDA_ERROR_NOT_INITIALIZED",
         driver_version=None,
     )
+
+
+def _fields(number: int | None, name: str | None, artifact: Artifact | None, version: int | None) -> dict[str, object]:
+    return {
+        "result": number,
+        "name": name,
+        "kind": None if artifact is None else artifact.kind,
+        "arch": None if artifact is None else artifact.arch,
+        "key": None if artifact is None else artifact.key,
+        "driver_version": version,
+    }

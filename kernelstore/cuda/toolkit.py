@@ -40,6 +40,7 @@ _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 # Include directories below a toolkit's own: CUDA 13 moved CCCL to include/cccl.
 _CCCL = "cccl"
 _BUNDLED = ".nvrtc_headers_version"
+_SYSTEM = "/usr/local/cuda"
 _RUNTIME_HEADER = "cuda_runtime_api.h"
 _CCCL_VERSION_HEADERS = ("cuda/std/__cccl/version.h", "cub/version.cuh")
 # NVRTC of this version was the first to bundle headers.
@@ -225,7 +226,7 @@ def _candidates(
             yield from _toolkit(os.path.join(directory, "nvidia", f"cu{major}"))
         else:
             yield from _split_wheels(os.path.join(directory, "nvidia"))
-    for root in (*roots, around, f"/usr/local/cuda-{major}.{minor}", "/usr/local/cuda"):
+    for root in (*roots, around, f"{_SYSTEM}-{major}.{minor}", _SYSTEM):
         if root:
             yield from _toolkit(root)
 

@@ -1,222 +1,258 @@
-"""CUDA ELF files: headers, symbols, notes and resource usage, with every offset checked before it is followed."""
+"""CUDA ELF files: header, sections, symbols, notes and attributes, with every offset checked before it is followed.
+
+What these mean for a cubin is told in `kernelstore.kinds.cubin`.
+"""
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from kernelstore.arch import Arch
-from kernelstore.artifact import Symbol
 from kernelstore.errors import PayloadRejected
 
-__all__ = ["Elf", "Section", "is_cuda_elf", "read_arch_number"]
+__all__ = ["Elf", "ElfSymbol", "Section", "ToolNote", "is_cuda_elf"]
 
+# ELFCLASS64, ELFDATA2LSB.
 _MAGIC = b"\x7fELF\x02\x01"
-# EM_CUDA. Source: Linux, include/uapi/linux/elf-em.h and binutils, elf/common.h.
-_MACHINE = 190
-_HEADER_BYTES = 64
+# EM_CUDA. Source: binutils, include/elf/common.h.
+_MACHINE = (190).to_bytes(2, "little")
+
+_HEADER = struct.Struct("<8sB7xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+_NOTE = struct.Struct("<III")
+# Of .note.nv.tkinfo, after two numbers: where in its strings the tool, its version, its build and its arguments start.
+_TOOL = struct.Struct("<8xIIII")
+_ATTRIBUTE = struct.Struct("<BBH")
 
-# Offsets into the file header.
-_ABI_VERSION_AT, _TYPE_AT, _SECTIONS_AT, _FLAGS_AT, _COUNTS_AT = 8, 16, 40, 48, 58
-_TYPE_RELOCATABLE = 1
+_RELOCATABLE, _EXECUTABLE = 1, 2
+_SYMBOLS, _NOTES, _NO_BITS = 2, 7, 8
+# SHN_LORESERVE and SHN_XINDEX: with more sections than fit 16 bits, section 0 holds the numbers.
+_FIRST_RESERVED, _EXTENDED = 0xFF00, 0xFFFF
+_TOOL_NOTE = b".note.nv.tkinfo"
 
-# ABI version 8 (CUDA 13, and from sm_100 on CUDA 12.9) keeps the arch number in bits 8 to 15 of e_flags, version 7 in
-# bits 0 to 7. Seen for sm_75 to sm_121 in the output of NVRTC 12.9 and 13.5.
+# From ABI version 8 on (CUDA 13; on CUDA 12.9 from sm_100 on) e_flags has the arch number in bits 8 to 15 and the
+# suffix `a` as bit 3; before it, in bits 0 to 7 and as bit 11. CUDA 13 leaves bit 3 clear. Source: LLVM,
+# BinaryFormat/ELF.h, EF_CUDA_*; seen in what NVRTC 12.9 and 13.5 make for sm_50 to sm_121.
 _NEW_ABI = 8
-_OLD_SUFFIX_BIT = 0x800
+_NEW_SUFFIX_BIT, _OLD_SUFFIX_BIT = 0x8, 0x800
 
-_OBJECT, _FUNCTION = 1, 2
-# st_other of functions that can be launched (STO_CUDA_ENTRY).
-_ENTRY = 0x10
-_VARIABLE_SECTIONS = (".nv.global", ".nv.global.init", ".nv.constant3")
-
-# Attributes in `.nv.info` that hold (symbol index, value), and in `.nv.info.<kernel>` the parameters.
-_HAS_VALUE = 0x04
-_REGISTER_COUNT, _FRAME_SIZE, _PARAMETER = 0x2F, 0x11, 0x17
-
-_ARCH_ARGUMENT = re.compile(r"-arch(?:=|\s+)(sm_\w+)")
-_BUILD = re.compile(r"\bV(\d+\.\d+\.\d+)")
+_BUILD = re.compile(r"\bV(\d+\.\d+\.\d+)\b", re.ASCII)
+_ARCH = re.compile(r"-arch[= ]sm_(\d+[af]?)(?!\w)", re.ASCII)
 
 
 def is_cuda_elf(payload: bytes) -> bool:
-    """Whether the first bytes are those of a CUDA ELF file."""
-    return (
-        len(payload) >= _HEADER_BYTES
-        and payload.startswith(_MAGIC)
-        and int.from_bytes(payload[18:20], "little") == _MACHINE
-    )
-
-
-def read_arch_number(payload: bytes) -> tuple[int, bool]:
-    """Return the arch number of the header, such as 90, and whether it has the ``a`` bit of the old ABI."""
-    flags = int.from_bytes(payload[_FLAGS_AT : _FLAGS_AT + 4], "little")
-    if payload[_ABI_VERSION_AT] >= _NEW_ABI:
-        return flags >> 8 & 0xFF, False
-    return flags & 0xFF, bool(flags & _OLD_SUFFIX_BIT)
+    """Whether the first bytes are those of a 64-bit CUDA ELF file."""
+    return payload.startswith(_MAGIC) and payload[18:20] == _MACHINE
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section: its name, and where its bytes lie."""
+    """One section. `size_bytes` is its size in memory, which takes no bytes in the file where it has no content."""
 
     name: str
-    kind: int
+    type: int
     start: int
     size_bytes: int
     link: int
 
 
+@dataclass(frozen=True, slots=True)
+class ElfSymbol:
+    """One symbol; `type` and `other` as in st_info and st_other, `section` a number."""
+
+    index: int
+    name: str
+    type: int
+    other: int
+    section: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolNote:
+    """What one tool noted of itself. Read when asked for: a check needs the arch alone."""
+
+    value: bytes
+
+    @property
+    def tool(self) -> str:
+        """Such as ``"ptxas"``."""
+        return self._text(0)
+
+    @property
+    def build(self) -> str | None:
+        """Such as ``"13.5.37"``."""
+        found = _BUILD.search(self._text(1))
+        return None if found is None else found[1]
+
+    @property
+    def arch_number(self) -> str | None:
+        """Such as ``"90a"``, of the tool's argument ``-arch sm_90a``."""
+        found = _ARCH.search(self._text(3))
+        return None if found is None else found[1]
+
+    def _text(self, field: int) -> str:
+        if len(self.value) < _TOOL.size:
+            raise _rejected("a note of its tools is cut off")
+        start = _TOOL.size + _TOOL.unpack_from(self.value)[field]
+        # Without an end it runs on to the note's.
+        end = self.value.find(b"\0", start)
+        return self.value[start : end if end >= 0 else None].decode(errors="replace")
+
+
 class Elf:
-    """One CUDA ELF file.
+    """One CUDA ELF file, of which nothing but the header is read until it is asked for.
+
+    Parameters
+    ----------
+    payload : bytes
+        The whole file.
 
     Raises
     ------
     PayloadRejected
-        It is none, or it is cut off or damaged: something points outside the file.
+        From here and from every method: it is no CUDA ELF file, or it is cut off or damaged.
     """
 
     def __init__(self, payload: bytes) -> None:
         if not is_cuda_elf(payload):
             raise _rejected(f"{payload[:8]!r} does not begin a CUDA ELF file")
+        if len(payload) < _HEADER.size:
+            raise _rejected("its header is cut off")
         self._payload = payload
-        self.relocatable = int.from_bytes(payload[_TYPE_AT : _TYPE_AT + 2], "little") == _TYPE_RELOCATABLE
-        self.sections = self._read_sections()
-        self._by_name = {section.name: section for section in self.sections}
-
-    @property
-    def arch(self) -> str | None:
-        """Such as ``"sm_90a"``; ``None`` where the suffix is not told."""
-        number, has_suffix = read_arch_number(self._payload)
-        if has_suffix:
-            return f"sm_{number}a"
-        told = _ARCH_ARGUMENT.search(self._toolkit_note())
-        if told is not None:
-            return told[1]
-        # The old ABI had no suffix but `a`, and a bit for it.
-        return f"sm_{number}" if self._payload[_ABI_VERSION_AT] < _NEW_ABI else None
-
-    @property
-    def toolchain(self) -> str | None:
-        """Such as ``"ptxas 13.5.37"``; ``None`` where the file does not tell."""
-        build = _BUILD.search(self._toolkit_note())
-        return f"ptxas {build[1]}" if build is not None else None
-
-    def symbols(self) -> tuple[Symbol, ...]:
-        """Kernels and variables, in the order of the symbol table."""
-        table = self._by_name.get(".symtab")
-        if table is None:
-            return ()
-        names = self.sections[table.link] if table.link < len(self.sections) else None
-        if names is None:
-            raise _rejected("its symbol table names no strings")
-        registers, frames = self._usage()
-        found = []
-        content = self._content(table)
-        for index in range(len(content) // _SYMBOL.size):
-            name_at, info, other, section, _, _ = _SYMBOL.unpack_from(content, index * _SYMBOL.size)
-            if not name_at:
-                continue
-            name = self._string(names, name_at)
-            if info & 15 == _FUNCTION and other & _ENTRY:
-                found.append(self._kernel(name, registers.get(index), frames.get(index)))
-            elif info & 15 == _OBJECT and self._is_variable(section, name):
-                found.append(Symbol(name, what="variable"))
-        return tuple(found)
-
-    def constant_bytes(self, kernel: str) -> int:
-        """Sum of the kernel's own constant banks."""
-        return sum(
-            section.size_bytes
-            for section in self.sections
-            if section.name.startswith(".nv.constant") and section.name.partition(".nv.constant")[2][1:] == f".{kernel}"
-        )
-
-    def _kernel(self, name: str, registers: int | None, frame: int | None) -> Symbol:
-        return Symbol(
-            name,
-            parameters=self._parameters(name),
-            registers=registers,
-            stack_bytes=frame,
-            constant_bytes=self.constant_bytes(name),
-        )
-
-    def _is_variable(self, section: int, name: str) -> bool:
-        if section >= len(self.sections) or name.startswith((".", "$", "__nv_")):
-            return False
-        return self.sections[section].name in _VARIABLE_SECTIONS
-
-    def _read_sections(self) -> list[Section]:
-        payload = self._payload
-        start = int.from_bytes(payload[_SECTIONS_AT : _SECTIONS_AT + 8], "little")
-        entry_bytes, count, names_at = struct.unpack_from("<HHH", payload, _COUNTS_AT)
-        if count and (entry_bytes != _SECTION.size or start + count * entry_bytes > len(payload) or names_at >= count):
+        # Names and attributes of a sound file do not overlap, so reading them all takes fewer bytes than this. A
+        # hostile one whose names all run through the same megabyte would otherwise keep us busy for hours.
+        self._left = 2 * len(payload)
+        fields: tuple[int, ...] = _HEADER.unpack_from(payload)[1:]
+        self.abi_version, elf_type, _, _, _, programs_at, self._table_at, self.flags = fields[:8]
+        _, program_bytes, programs, entry_bytes, self._count, self._names_number = fields[8:]
+        if elf_type not in (_RELOCATABLE, _EXECUTABLE):
+            raise _rejected(f"its type {elf_type} is neither executable nor relocatable")
+        self.is_relocatable = elf_type == _RELOCATABLE
+        if entry_bytes != _SECTION.size or not self._table_at:
+            raise _rejected("it has no section table")
+        self._extend_counts()
+        if self._table_at + self._count * _SECTION.size > len(payload):
             raise _rejected("its section table lies outside the file")
-        raw = [_SECTION.unpack_from(payload, start + number * entry_bytes) for number in range(count)]
-        if not raw:
-            return []
-        names = Section("", 3, raw[names_at][4], raw[names_at][5], 0)
-        sections = [Section(self._string(names, row[0]), row[1], row[4], row[5], row[6]) for row in raw]
-        for section in sections:
-            # SHT_NOBITS (8): shared memory and zeroed variables, which take no bytes in the file.
-            if section.kind != 8 and section.start + section.size_bytes > len(payload):
-                raise _rejected(f"its section {section.name!r} lies outside the file")
-        return sections
+        if programs_at + programs * program_bytes > len(payload):
+            raise _rejected("its program headers lie outside the file")
+        if self._names_number >= self._count:
+            raise _rejected("its section names lie outside the file")
 
-    def _content(self, section: Section) -> bytes:
+    @property
+    def arch_number(self) -> int:
+        """Such as 90."""
+        return self.flags >> 8 & 0xFF if self.abi_version >= _NEW_ABI else self.flags & 0xFF
+
+    @property
+    def has_suffix_bit(self) -> bool:
+        """Whether the header tells the suffix ``a``."""
+        return bool(self.flags & (_NEW_SUFFIX_BIT if self.abi_version >= _NEW_ABI else _OLD_SUFFIX_BIT))
+
+    @property
+    def tells_suffix(self) -> bool:
+        """Whether the header alone tells the suffix, as it does in the old ABI, which knew none but ``a``."""
+        return self.abi_version < _NEW_ABI or self.has_suffix_bit
+
+    def sections(self) -> list[Section]:
+        """Read the section table."""
+        names_at, names_end = self._names_range()
+        return [
+            Section(self._string(row[0], names_at, names_end), row[1], row[4], row[5], row[6]) for row in self._rows()
+        ]
+
+    def content(self, section: Section) -> bytes:
+        """Return a section's bytes."""
+        if section.type == _NO_BITS:
+            return b""
+        self._check_range(section.start, section.size_bytes)
         return self._payload[section.start : section.start + section.size_bytes]
 
-    def _string(self, table: Section, at: int) -> str:
-        start = table.start + at
-        end = self._payload.find(b"\0", start, table.start + table.size_bytes)
-        if at >= table.size_bytes or end < 0:
-            raise _rejected("one of its names lies outside the file")
+    def symbols(self, sections: list[Section], types: Collection[int]) -> Iterator[ElfSymbol]:
+        """Yield the symbols of those types, in their order."""
+        table = next((section for section in sections if section.type == _SYMBOLS), None)
+        if table is None:
+            return
+        if table.link >= len(sections):
+            raise _rejected("its symbols have no names")
+        names = sections[table.link]
+        self._check_range(names.start, names.size_bytes)
+        content = self.content(table)
+        content = content[: len(content) - len(content) % _SYMBOL.size]
+        for index, (name_at, info, other, section, _, _) in enumerate(_SYMBOL.iter_unpack(content)):
+            if info & 15 in types:
+                name = self._string(name_at, names.start, names.start + names.size_bytes)
+                yield ElfSymbol(index, name, info & 15, other, section)
+
+    def attributes(self, section: Section) -> Iterator[tuple[int, bytes]]:
+        """Yield number and value of the attributes that hold more than 16 bits, from a section ``.nv.info*``."""
+        content = self.content(section)
+        self._spend(len(content))
+        at = 0
+        while at + _ATTRIBUTE.size <= len(content):
+            form, attribute, size_bytes = _ATTRIBUTE.unpack_from(content, at)
+            at += _ATTRIBUTE.size
+            # EIFMT_SVAL; the other forms hold their value where this one has the size.
+            if form == 4:
+                yield attribute, content[at : at + size_bytes]
+                at += size_bytes
+
+    def tool_notes(self) -> list[ToolNote]:
+        """Read what the tools that made the file noted of themselves, the last tool first."""
+        names_at, _ = self._names_range()
+        for row in self._rows():
+            # Without making names of all sections: this is part of every check.
+            if row[1] == _NOTES and self._payload.startswith(_TOOL_NOTE + b"\0", names_at + row[0]):
+                self._check_range(row[4], row[5])
+                return [ToolNote(value) for value in _notes(self._payload[row[4] : row[4] + row[5]])]
+        return []
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        return _SECTION.iter_unpack(self._payload[self._table_at : self._table_at + self._count * _SECTION.size])
+
+    def _extend_counts(self) -> None:
+        if self._count and self._names_number != _EXTENDED:
+            return
+        if self._table_at + _SECTION.size > len(self._payload):
+            raise _rejected("its section table lies outside the file")
+        row = _SECTION.unpack_from(self._payload, self._table_at)
+        self._count = self._count or row[5]
+        self._names_number = row[6] if self._names_number == _EXTENDED else self._names_number
+
+    def _names_range(self) -> tuple[int, int]:
+        row = _SECTION.unpack_from(self._payload, self._table_at + self._names_number * _SECTION.size)
+        self._check_range(row[4], row[5])
+        return row[4], row[4] + row[5]
+
+    def _check_range(self, start: int, size_bytes: int) -> None:
+        if start + size_bytes > len(self._payload):
+            raise _rejected(f"a section of {size_bytes} bytes at {start} lies outside its {len(self._payload)} bytes")
+
+    def _string(self, at: int, table_start: int, table_end: int) -> str:
+        start = table_start + at
+        end = self._payload.find(b"\0", start, table_end) if start < table_end else -1
+        if end < 0:
+            raise _rejected("a name lies outside the file")
+        self._spend(end - start)
         return self._payload[start:end].decode(errors="replace")
 
-    def _toolkit_note(self) -> str:
-        section = self._by_name.get(".note.nv.tkinfo")
-        return "" if section is None else self._content(section).replace(b"\0", b"\n").decode(errors="replace")
-
-    def _usage(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Registers and frame sizes by symbol index."""
-        registers: dict[int, int] = {}
-        frames: dict[int, int] = {}
-        for attribute, value in self._attributes(".nv.info"):
-            if len(value) == 8 and attribute in {_REGISTER_COUNT, _FRAME_SIZE}:
-                index, number = struct.unpack("<II", value)
-                (registers if attribute == _REGISTER_COUNT else frames)[index] = number
-        return registers, frames
-
-    def _parameters(self, kernel: str) -> tuple[str, ...] | None:
-        """Sizes of the parameters in order; the file does not keep their types."""
-        sizes: dict[int, int] = {}
-        for attribute, value in self._attributes(f".nv.info.{kernel}"):
-            if attribute == _PARAMETER and len(value) == 12:
-                _, ordinal, _, packed = struct.unpack("<IHHI", value)
-                sizes[ordinal] = packed >> 18
-        if sorted(sizes) != list(range(len(sizes))):
-            return None
-        return tuple(f"b8[{sizes[ordinal]}]" for ordinal in sorted(sizes))
-
-    def _attributes(self, name: str) -> Iterator[tuple[int, bytes]]:
-        section = self._by_name.get(name)
-        content = b"" if section is None else self._content(section)
-        at = 0
-        while at + 4 <= len(content):
-            form, attribute, size = struct.unpack_from("<BBH", content, at)
-            at += 4
-            if form == _HAS_VALUE:
-                yield attribute, content[at : at + size]
-                at += size
+    def _spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise _rejected("its parts overlap")
 
 
-def arch_matches(payload: bytes, arch: Arch) -> bool:
-    """Whether the number in the header is the arch's; the suffix is not looked at."""
-    number, _ = read_arch_number(payload)
-    return number == arch.major * 10 + arch.minor
+def _notes(content: bytes) -> Iterator[bytes]:
+    """Yield the values of the notes in a note section."""
+    at = 0
+    while at + _NOTE.size <= len(content):
+        name_bytes, value_bytes, _ = _NOTE.unpack_from(content, at)
+        # Both parts are padded to four bytes.
+        start = at + _NOTE.size + (name_bytes + 3 & ~3)
+        yield content[start : start + value_bytes]
+        at = start + (value_bytes + 3 & ~3)
 
 
 def _rejected(reason: str) -> PayloadRejected:

@@ -218,7 +218,7 @@ def upgrade() -> None:
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
-    meta = sa.table("meta", sa.column("key"), sa.column("value"))
+    meta = sa.table("meta", sa.column("key", sa.Text()), sa.column("value", sa.Text()))
     op.bulk_insert(meta, [{"key": "min_reader", "value": "1"}, {"key": "min_writer", "value": "1"}])
     if op.get_context().dialect.name == "sqlite":
         op.execute(_KERNEL_USAGE)

@@ -1,4 +1,7 @@
 // Each block replaces its own tile by the running sum of it.
+
+// CUB 2.8 (CUDA 12.9) uses what CUB 2.8 deprecates; without this it warns of itself.
+#define CCCL_IGNORE_DEPRECATED_API
 #include <cub/block/block_scan.cuh>
 
 template <typename T, int kThreads>

@@ -1,0 +1,576 @@
+"""Compiling: real NVRTC, both outputs of one run stored together, and what a failed compile leaves: nothing."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from kernelstore import Artifact, Compiler, Store
+from kernelstore.compiler import StoreWarning, UncacheableWarning
+from kernelstore.cuda import nvrtc, toolkit
+from kernelstore.errors import (
+    ArchRequired,
+    CompileError,
+    InvalidArch,
+    InvalidArgument,
+    InvalidOption,
+    InvalidType,
+    ToolchainError,
+    UnknownPlugin,
+    UnsupportedArch,
+)
+
+K = 'extern "C" __global__ void k(float*a){a[threadIdx.x]+=1.f;}'
+T = (
+    "template<class A,class B=float> __global__ void mul(A*p,B v){p[threadIdx.x]*=(A)v;}\n"
+    "template<int N> __global__ void addn(int*p){p[0]+=N;}"
+)
+W = 'extern "C" __global__ void k(){asm volatile("wgmma.fence.sync.aligned;");}'
+
+Count = Callable[[], int]
+Rows = Callable[..., list[tuple[Any, ...]]]
+
+
+def test_the_second_compile_is_a_hit_with_the_same_bytes(compiler: Compiler, count_compiles: Count) -> None:
+    first = compiler.compile(K, arch="sm_90")
+    second = compiler.compile(K, arch="sm_90")
+
+    assert count_compiles() == 1
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert second.payload == first.payload
+    assert second.symbols == first.symbols
+
+
+def test_the_next_process_hits_without_loading_nvrtc_or_the_driver(
+    path: Path, compiler: Compiler, run_python: Callable[..., str]
+) -> None:
+    compiler.compile(T, arch="sm_90", name_expressions=("addn<3>",))
+    compiler.store.flush()  # type: ignore[union-attr]
+
+    printed = run_python(
+        "import sys; from kernelstore import Compiler, Store\n"
+        "compiler = Compiler(Store(sys.argv[1]))\n"
+        "artifact = compiler.compile(sys.argv[2], arch='sm_90', name_expressions=('addn<3>',))\n"
+        "wanted = {'sqlalchemy', 'alembic', 'cuda.bindings', 'cuda.core', 'cuda.pathfinder', 'numpy'}\n"
+        "print(artifact.from_cache, sorted(set(sys.modules) & wanted))\n"
+        "print('libnvrtc' in open('/proc/self/maps').read())",
+        path,
+        T,
+    )
+
+    assert printed.split("\n")[:2] == ["True []", "False"]
+
+
+def test_a_cubin_and_its_ptx_come_from_one_run(compiler: Compiler, count_compiles: Count, rows: Rows) -> None:
+    cubin = compiler.compile(K, "cubin", arch="sm_90")
+    ptx = compiler.compile(K, "ptx", arch="sm_90")
+
+    assert count_compiles() == 1
+    assert (cubin.kind, cubin.arch) == ("cubin", "sm_90")
+    assert (ptx.kind, ptx.arch, ptx.from_cache) == ("ptx", "compute_90", True)
+    assert ptx.payload.endswith(b"\0")
+    assert ptx.payload.count(b"\0") == 1
+    assert rows("SELECT kind, arch FROM artifact ORDER BY kind") == [("cubin", "sm_90"), ("ptx", "compute_90")]
+
+
+def test_ptx_kept_beside_a_cubin_is_what_a_run_for_ptx_makes(compiler: Compiler) -> None:
+    compiler.compile(T, "cubin", arch="sm_90a", name_expressions=("addn<3>",))
+
+    kept = compiler.compile(T, "ptx", arch="compute_90a", name_expressions=("addn<3>",))
+    fresh = compiler.compile(T, "ptx", arch="compute_90a", name_expressions=("addn<3>",), cache=False)
+
+    assert kept.from_cache
+    assert (kept.payload, kept.log, kept.ptx_version) == (fresh.payload, fresh.log, fresh.ptx_version)
+    assert kept.symbols == fresh.symbols
+
+
+def test_every_spelling_of_a_name_is_kept(
+    compiler: Compiler, path: Path, count_compiles: Count, run_python: Callable[..., str]
+) -> None:
+    """C01: names are never demangled; NVRTC's own map is stored."""
+    spelled = ("mul<size_t,float>", "mul<unsigned long,float>", "mul< float , float >", "addn<1+2>")
+
+    artifact = compiler.compile(T, arch="sm_90", name_expressions=spelled)
+
+    lowered = {symbol.name_expression: symbol.lowered_name for symbol in artifact.symbols}
+    assert set(lowered) == set(spelled)
+    assert lowered["mul<size_t,float>"] == lowered["mul<unsigned long,float>"] == "_Z3mulImfEvPT_T0_"
+    assert lowered["addn<1+2>"] == "_Z4addnILi3EEvPi"
+    printed = run_python(
+        "import sys; from kernelstore import Compiler, Store; from kernelstore.cuda import nvrtc\n"
+        "nvrtc.compile_program = None\n"
+        "artifact = Compiler(Store(sys.argv[1])).compile(sys.argv[2], arch='sm_90', name_expressions=sys.argv[3:])\n"
+        "print({symbol.name_expression: symbol.lowered_name for symbol in artifact.symbols})",
+        path,
+        T,
+        *spelled,
+    )
+    assert eval(printed) == lowered
+
+
+def test_another_set_of_names_is_another_entry(compiler: Compiler, count_compiles: Count) -> None:
+    """C02: never a hit that lacks the kernel."""
+    for number, names in enumerate([["addn<3>"], ["addn<4>"], ["addn<4>", "addn<3>"], ["addn<3>", "addn<4>"]]):
+        artifact = compiler.compile(T, arch="sm_90", name_expressions=names)
+
+        assert {symbol.name for symbol in artifact.symbols} == set(names)
+        assert artifact.from_cache == (number == 3)
+    assert count_compiles() == 3
+
+
+def test_the_order_of_macros_decides(compiler: Compiler) -> None:
+    """C09: NVRTC's last -D wins."""
+    source = 'extern "C" __global__ void k(int* a) { a[0] = X; }'
+
+    def constant(*options: str) -> bytes:
+        return compiler.compile(source, "ptx", arch="compute_90", options=options).payload
+
+    assert b", 2;" in constant("-DX=1", "-DX=2")
+    assert b", 1;" in constant("-DX=2", "-DX=1")
+
+
+def test_rows_do_not_multiply_over_processes(path: Path, run_python: Callable[..., str], rows: Rows) -> None:
+    """C03: nothing of the output is in the key."""
+    for _ in range(2):
+        run_python(
+            "import sys; from kernelstore import Compiler, Store\n"
+            "with Store(sys.argv[1]) as store: Compiler(store).compile(sys.argv[2], arch='sm_90')",
+            path,
+            K,
+        )
+
+    assert rows("SELECT count(*) FROM artifact") == [(2,)]
+
+
+def test_symbols_tell_parameters_and_resource_usage(compiler: Compiler) -> None:
+    source = (
+        "struct P { float a; int b[3]; };\n"
+        "__device__ int table[4] = {1, 2, 3, 4};\n"
+        "__global__ void st(P p, float* o, double d, short s) {\n"
+        "  __shared__ float t[64]; t[threadIdx.x] = o[threadIdx.x]; __syncthreads();\n"
+        "  o[0] = p.a + p.b[2] + t[63 - threadIdx.x] + table[p.b[0] & 3] + d + s; }"
+    )
+
+    artifact = compiler.compile(source, arch="sm_90", name_expressions=("st", "&table"))
+
+    kernel = next(symbol for symbol in artifact.symbols if symbol.name == "st")
+    variable = next(symbol for symbol in artifact.symbols if symbol.name == "&table")
+    assert kernel.what == "kernel"
+    assert kernel.parameters == ("b8[16] align 4", "u64", "f64", "u16")
+    assert kernel.registers is not None
+    assert kernel.registers > 0
+    assert kernel.shared_bytes == 256
+    assert kernel.constant_bytes is not None
+    assert kernel.constant_bytes > 0
+    assert kernel.spill_store_bytes == 0
+    assert (variable.what, variable.lowered_name, variable.parameters) == ("variable", "table", None)
+
+
+def test_the_log_is_replayed_on_a_hit(compiler: Compiler) -> None:
+    """C37: a warning."""
+    source = 'extern "C" __global__ void k() { int unused = 3; }'
+
+    first = compiler.compile(source, arch="sm_90")
+    second = compiler.compile(source, arch="sm_90")
+
+    assert second.from_cache
+    assert "#177-D" in first.log
+    assert "ptxas info" not in first.log
+    assert second.log == first.log
+
+
+def test_verbose_output_of_ptxas_stays_for_those_who_asked(compiler: Compiler) -> None:
+    """C37: --ptxas-options=-v."""
+    first = compiler.compile(K, arch="sm_90", options=("--ptxas-options=-v",))
+    second = compiler.compile(K, arch="sm_90", options=("--ptxas-options=-v",))
+
+    assert "Used" in first.log
+    assert second.log == first.log
+
+
+def test_an_arch_specific_instruction_needs_the_arch_with_its_suffix(compiler: Compiler, rows: Rows) -> None:
+    """C15."""
+    with pytest.raises(CompileError, match="wgmma"):
+        compiler.compile(W, arch="sm_90")
+    with pytest.raises(CompileError):
+        compiler.compile(W, arch="sm_100a")
+    assert rows("SELECT count(*) FROM artifact") == [(0,)]
+
+    compiler.compile(W, arch="sm_90a")
+
+    assert rows("SELECT arch, arch_major, arch_minor, arch_suffix FROM artifact WHERE kind = 'cubin'") == [
+        ("sm_90a", 9, 0, "a")
+    ]
+
+
+def test_a_failed_compile_leaves_no_row_and_is_not_remembered(compiler: Compiler, rows: Rows) -> None:
+    """C19, C21."""
+    source = '#include <missing.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
+    for _ in range(2):
+        with pytest.raises(CompileError) as caught:
+            compiler.compile(source, arch="sm_90")
+    assert caught.value.result == "NVRTC_ERROR_COMPILATION"
+    assert "missing.h" in caught.value.log
+    assert rows("SELECT count(*) FROM artifact UNION ALL SELECT count(*) FROM program") == [(0,), (0,)]
+
+    artifact = compiler.compile(source, arch="sm_90", headers={"missing.h": "#define Q 7"})
+
+    assert not artifact.from_cache
+
+
+def test_a_compile_error_shows_the_lines_around_it(compiler: Compiler) -> None:
+    source = "\n".join([f"// line {number}" for number in range(1, 10)] + ["__global__ void k() { nonsense; }"])
+
+    with pytest.raises(CompileError) as caught:
+        compiler.compile(source, arch="sm_90", name="k.cu", options=("-DN=8",))
+
+    text = str(caught.value)
+    assert "nonsense" in text
+    assert "// line 9" in text
+    assert "-DN=8" in text
+    assert nvrtc.build().rpartition(".")[0] in text
+
+
+def test_lto_ir_is_a_kind_of_its_own(compiler: Compiler, rows: Rows) -> None:
+    """C30: with -dlto NVRTC gives no cubin, and PTX of one NUL."""
+    artifact = compiler.compile(K, "ltoir", arch="sm_80")
+
+    assert (artifact.kind, artifact.arch) == ("ltoir", "compute_80")
+    assert artifact.size_bytes > 1000
+    assert compiler.compile(K, "ltoir", arch="sm_80", options=("-dlto",)).from_cache
+    with pytest.raises(InvalidOption, match="ltoir"):
+        compiler.compile(K, "cubin", arch="sm_80", options=("-dlto",))
+    assert rows("SELECT kind FROM artifact") == [("ltoir",)]
+
+
+def test_a_relocatable_cubin_says_so(compiler: Compiler) -> None:
+    """C32."""
+    source = 'extern __device__ float ext(float); extern "C" __global__ void k(float* a) { a[0] = ext(a[1]); }'
+
+    with pytest.raises(CompileError, match="Unresolved extern"):
+        compiler.compile(source, arch="sm_90")
+    artifact = compiler.compile(source, arch="sm_90", options=("-rdc=true",))
+
+    assert artifact.relocatable
+    assert compiler.compile(source, arch="sm_90", options=("-dc",)).from_cache
+    assert compiler.compile(source, "ptx", arch="sm_90", options=("-dc",)).relocatable
+
+
+def test_no_arch_and_no_device_is_said(compiler: Compiler) -> None:
+    """C28: NVRTC's own default is never used."""
+    from kernelstore.cuda import driver
+
+    if driver.device_count():
+        pytest.skip("there is a device to take the arch from")
+    with pytest.raises(ArchRequired):
+        compiler.compile(K)
+
+
+@pytest.mark.parametrize("arch", ["sm_50", "sm_101", "sm_99"])
+def test_an_arch_that_this_nvrtc_does_not_know_is_said_with_those_it_does(compiler: Compiler, arch: str) -> None:
+    """C17, C26."""
+    if int(arch[3:]) in nvrtc.supported_archs():
+        pytest.skip(f"this NVRTC knows {arch}")
+
+    with pytest.raises(UnsupportedArch) as caught:
+        compiler.compile(K, arch=arch)
+
+    assert caught.value.arch == arch
+    assert "sm_90" in str(caught.value) or "90" in str(caught.value)
+    assert caught.value.supported == nvrtc.supported_archs()
+
+
+def test_a_device_newer_than_nvrtc_gets_ptx_of_the_newest_known_arch(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, rows: Rows
+) -> None:
+    """C26: the row says compute_NN and ptx, never the device's own arch."""
+    from kernelstore import compiler as module
+    from kernelstore.cuda import driver
+
+    loaded: list[Artifact] = []
+    monkeypatch.setattr(driver, "current_device", lambda: 0)
+    monkeypatch.setattr(driver, "compute_capability", lambda device=None: (19, 9))
+    monkeypatch.setattr(module, "load", lambda artifact: loaded.append(artifact) or Mock())
+
+    compiler.module(K)
+
+    newest = max(nvrtc.supported_archs())
+    assert [(artifact.kind, artifact.arch) for artifact in loaded] == [("ptx", f"compute_{newest}")]
+    assert rows("SELECT kind, arch FROM artifact") == [("ptx", f"compute_{newest}")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"kind": "cubin", "arch": "compute_90"}, InvalidArch),
+        ({"arch": "sm_90", "options": ("-arch=sm_90",)}, InvalidArgument),
+        ({"options": ("-arch=sm_90", "-arch=sm_80")}, InvalidOption),
+        ({"arch": "sm_90", "options": ("--frobnicate",)}, InvalidOption),
+        ({"arch": "sm_90", "options": ("-std=c++17 -DN=8",)}, CompileError),
+        ({"arch": "sm_90", "codec": "zip"}, UnknownPlugin),
+        ({"arch": "sm_90", "kind": "object"}, UnknownPlugin),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_and_nothing_is_stored(
+    compiler: Compiler, arguments: dict[str, Any], error: type[Exception], rows: Rows
+) -> None:
+    """C23, C25."""
+    with pytest.raises(error):
+        compiler.compile(K, **arguments)
+
+    assert rows("SELECT count(*) FROM artifact") == [(0,)]
+
+
+def test_an_empty_source_has_no_kernels(compiler: Compiler) -> None:
+    assert compiler.compile("", arch="sm_90").symbols == ()
+
+
+# -- headers ------------------------------------------------------------------------------------------------------
+
+
+def test_headers_by_content_are_compiled_and_cached(compiler: Compiler) -> None:
+    source = '#include "a.h"\n#include <b.h>\nextern "C" __global__ void k(int* a) { a[0] = A + B; }'
+    headers = {"a.h": "#define A 40", "b.h": '#include "c.h"\n', "c.h": "#define B 2"}
+
+    first = compiler.compile(source, "ptx", arch="compute_90", headers=headers)
+    second = compiler.compile(source, "ptx", arch="compute_90", headers=headers)
+    third = compiler.compile(source, "ptx", arch="compute_90", headers=headers | {"c.h": "#define B 3"})
+
+    assert b", 42;" in first.payload
+    assert second.from_cache
+    assert b", 43;" in third.payload
+
+
+@pytest.mark.parametrize("include", ["cuda_fp16.h", "cuda/std/cstdint", "cub/block/block_reduce.cuh", "cooperative_groups.h"])
+def test_toolkit_headers_are_found_with_the_nvrtc_wheel_alone(compiler: Compiler, include: str) -> None:
+    """C19, C20: the headers of NVRTC's own version, include and include/cccl."""
+    if toolkit.find_headers(nvrtc.build(), toolkit.find_nvrtc()) is None:
+        pytest.skip("no CUDA headers of this NVRTC's version here")
+    source = f"#include <{include}>\n{K}"
+
+    first = compiler.compile(source, arch="sm_90", options=("-std=c++17",))
+    second = compiler.compile(source, arch="sm_90", options=("-std=c++17",))
+
+    assert second.from_cache
+    assert first.toolchain is not None
+    assert first.toolchain.startswith(f"nvrtc {nvrtc.build()} with ")
+
+
+def test_a_program_without_includes_does_not_depend_on_the_toolkit(compiler: Compiler) -> None:
+    assert compiler.compile(K, arch="sm_90").toolchain == f"nvrtc {nvrtc.build()}"
+
+
+def test_a_user_header_is_compiled_but_not_stored_and_that_is_said_once(
+    compiler: Compiler, store: Store, tmp_path: Path, count_compiles: Count
+) -> None:
+    directory = tmp_path / "a dir"
+    directory.mkdir()
+    (directory / "q.h").write_text("#define Q 5")
+    source = '#include <q.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
+
+    with pytest.warns(UncacheableWarning, match="user header: q.h") as seen:
+        for _ in range(2):
+            artifact = compiler.compile(source, "ptx", arch="compute_90", include_dirs=[directory])
+    compiler.compile(source, "ptx", arch="compute_90", options=[f"-I{directory}"])  # C22: a path with spaces
+
+    assert b", 5;" in artifact.payload
+    assert len(seen) == 1
+    assert count_compiles() == 3
+    assert len(store) == 0
+    assert store.stats().uncacheable == {"user header": 3}
+
+
+UNCACHEABLE = {
+    "__TIME__ (C11)": ('extern "C" __global__ void k(const char** a) { a[0] = __TIME__; }', ()),
+    "__DATE__ (C11)": ('extern "C" __global__ void k(const char** a) { a[0] = __DATE__; }', ()),
+    "computed include": ("#define H <stddef.h>\n#if 0\n#include H\n#endif\n" + K, ()),
+    "side-effect option": (K, ("--time=-",)),
+}
+
+
+@pytest.mark.parametrize(("source", "options"), UNCACHEABLE.values(), ids=UNCACHEABLE)
+def test_what_cannot_be_keyed_is_compiled_and_not_stored(
+    compiler: Compiler, store: Store, source: str, options: tuple[str, ...]
+) -> None:
+    with pytest.warns(UncacheableWarning):
+        compiler.compile(source, arch="sm_90", options=options)
+
+    assert len(store) == 0
+    assert sum(store.stats().uncacheable.values()) == 1
+
+
+CACHEABLE = {
+    "an identifier that contains __TIME__ (C11)": "__device__ int Ident__TIME__DEF;",
+    "__TIME__ in a comment": "// __TIME__\n/* __DATE__ */",
+    "__TIME__ in a string": '__device__ const char* s = "__TIME__";',
+    "an include in a comment": '// #include "q.h"\n/*\n#include <q.h>\n*/',
+    "an include in a raw string": '__device__ const char* s = R"(\n#include <q.h>\n)";',
+    "a question whether __has_include exists": "#if defined(__has_include)\n#endif\n#ifdef __has_include\n#endif",
+}
+
+
+@pytest.mark.parametrize("text", CACHEABLE.values(), ids=CACHEABLE)
+def test_what_only_looks_uncacheable_is_stored(
+    compiler: Compiler, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.h").write_text("")
+    source = f"{text}\n{K}"
+
+    compiler.compile(source, arch="sm_90")
+
+    assert compiler.compile(source, arch="sm_90").from_cache
+
+
+@pytest.mark.parametrize("directive", ["#include <q.h>", '#include "q.h"', "#  include <q.h> // x", "#inc\\\nlude <q.h>",
+    "%:include <q.h>", "/* a */ #include <q.h>", "#if 0\n#include <q.h>\n#endif", "#if __has_include(<q.h>)\n#endif"])  # fmt: skip
+def test_every_form_of_an_include_is_seen(
+    compiler: Compiler, directive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "q.h").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.warns(UncacheableWarning, match="user header"):
+        compiler.compile(f"{directive}\n{K}", arch="sm_90", include_dirs=[tmp_path])
+
+
+def test_a_user_directory_that_shadows_toolkit_headers_is_not_trusted(
+    compiler: Compiler, store: Store, tmp_path: Path
+) -> None:
+    if toolkit.find_headers(nvrtc.build(), toolkit.find_nvrtc()) is None:
+        pytest.skip("no CUDA headers of this NVRTC's version here")
+    (tmp_path / "crt").mkdir()
+
+    with pytest.warns(UncacheableWarning, match="shadowed toolkit header"):
+        compiler.compile(f"#include <cuda_fp16.h>\n{K}", arch="sm_90", include_dirs=[tmp_path])
+
+    assert len(store) == 0
+
+
+# -- without a store, or with one that fails ----------------------------------------------------------------------
+
+
+def test_cache_false_neither_looks_nor_stores(compiler: Compiler, store: Store, count_compiles: Count) -> None:
+    for _ in range(2):
+        assert not compiler.compile(K, arch="sm_90", cache=False).from_cache
+
+    assert count_compiles() == 2
+    assert len(store) == 0
+
+
+def test_disabled_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C58."""
+    monkeypatch.setenv("KERNELSTORE_DISABLE", "1")
+
+    with Compiler() as compiler:
+        assert compiler.store is None
+        assert not compiler.compile(K, arch="sm_90").from_cache
+
+    assert not (tmp_path / "default").exists()
+
+
+@pytest.mark.parametrize("value", ["0", "off", "none", ""])
+def test_disable_set_to_off_does_not_disable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELSTORE_DISABLE", value)
+
+    with Compiler() as compiler:
+        assert compiler.store is not None
+
+
+def test_the_default_store_is_opened_by_the_first_compile(tmp_path: Path) -> None:
+    with Compiler() as compiler:
+        assert not (tmp_path / "default").exists()
+        compiler.compile(K, arch="sm_90")
+        assert (tmp_path / "default" / "cache.db").exists()
+
+
+def test_a_store_that_cannot_be_opened_costs_a_compile_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a database, and longer than a page would be" * 100)
+    monkeypatch.setenv("KERNELSTORE_PATH", str(tmp_path / "file"))
+
+    with Compiler() as compiler, pytest.warns(StoreWarning, match="not a database") as seen:
+        for _ in range(2):
+            assert compiler.compile(K, arch="sm_90").size_bytes > 1000
+
+    assert len(seen) == 1
+
+
+def test_a_store_that_fails_later_costs_a_compile_and_a_warning(compiler: Compiler, store: Store) -> None:
+    compiler.compile(K, arch="sm_90")
+    store.close()
+
+    with pytest.warns(StoreWarning) as seen:
+        for _ in range(2):
+            assert not compiler.compile(K, arch="sm_90").from_cache
+
+    assert len(seen) == 1
+
+
+def test_a_damaged_row_is_compiled_again(compiler: Compiler, store: Store, rows: Rows) -> None:
+    """C40, promise 1."""
+    first = compiler.compile(K, arch="sm_90")
+    with store._pool.write() as connection:
+        connection.execute("UPDATE blob SET data = substr(data, 1, length(data) / 2)")
+
+    second = compiler.compile(K, arch="sm_90")
+    third = compiler.compile(K, arch="sm_90")
+
+    assert not second.from_cache
+    assert third.from_cache
+    assert first.payload == second.payload == third.payload
+
+
+def test_a_compiler_is_given_a_store_not_a_path(path: Path) -> None:
+    with pytest.raises(InvalidType, match="Store"):
+        Compiler(str(path))  # type: ignore[arg-type]
+
+
+def test_defaults_of_the_compiler_come_before_those_of_the_call(store: Store) -> None:
+    source = 'extern "C" __global__ void k(int* a) { a[0] = X; }'
+
+    with Compiler(store, options=("-DX=1",)) as compiler:
+        assert b", 1;" in compiler.compile(source, "ptx", arch="compute_90").payload
+        assert b", 2;" in compiler.compile(source, "ptx", arch="compute_90", options=("-UX", "-DX=2")).payload
+
+
+def test_a_compiler_library_that_cannot_be_loaded_is_said(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ToolchainError("libnvrtc cannot be loaded", library=None, log="")
+
+    monkeypatch.setattr(nvrtc, "compile_program", broken)
+
+    with pytest.raises(ToolchainError):
+        compiler.compile(K, arch="sm_90")
+
+
+def test_an_upgraded_library_is_another_toolchain(compiler: Compiler, store: Store) -> None:
+    """C07: the memo holds for one path and one stat signature."""
+    library = toolkit.find_nvrtc()
+    if library is None:
+        pytest.skip("NVRTC is not from a wheel here")
+    compiler.compile(K, arch="sm_90")
+
+    assert store.toolchain_build(str(library), "another signature") is None
+
+
+def test_the_log_tells_where_time_went(compiler: Compiler, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "kernelstore"):
+        compiler.compile(K, arch="sm_90", name="k.cu")
+
+    assert any(record.getMessage().startswith("compiled k.cu for sm_90 in ") for record in caplog.records)
+
+
+def test_no_warning_comes_with_an_ordinary_compile(compiler: Compiler) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiler.compile(K, arch="sm_90")
