@@ -9,14 +9,13 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kernelstore import plugins, settings
 from kernelstore.arch import Arch
 from kernelstore.artifact import Artifact, Symbol
-from kernelstore.cuda import driver, nvrtc, ptxas, toolkit
+from kernelstore.cuda import driver, nvrtc, ptxas
 from kernelstore.errors import (
     ArchRequired,
     InvalidArgument,
@@ -29,12 +28,12 @@ from kernelstore.errors import (
     UnknownPlugin,
     UnsupportedArch,
 )
-from kernelstore.key import Key
 from kernelstore.kinds import ptx as ptx_kind
 from kernelstore.loader import Kernel, Module, load
 from kernelstore.options import Options, checked_text
 from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
+from kernelstore.toolchain import Toolchain
 
 __all__ = ["Compiler", "StoreWarning", "UncacheableWarning"]
 
@@ -187,10 +186,13 @@ class Compiler:
         if store is not None and request.uncacheable is not None:
             self._warn_uncacheable(store, request)
             store = None
-        toolchain = _Toolchain.find(self.store, request)
-        key = request.artifact_key(request.kind, request.arch, toolchain.text)
-        if store is not None:
-            found = self._look_up(store, key)
+        expected = Toolchain.expected(request, self.store)
+        found = self._look_up(store, request, expected)
+        if found is not None:
+            return found
+        toolchain = Toolchain.loaded(request, expected)
+        if toolchain is not expected:
+            found = self._look_up(store, request, toolchain)
             if found is not None:
                 return found
         artifacts = self._compile(request, toolchain)
@@ -234,7 +236,7 @@ class Compiler:
             name,
             tuple(options),
             name_expressions,
-            tuple(map(os.fspath, include_dirs)),
+            tuple(os.fspath(path) for path in include_dirs),
             tuple(headers.items()),
             extra,
             place,
@@ -369,7 +371,7 @@ class Compiler:
             extra=extra,
         )
 
-    def _compile(self, request: Request, toolchain: _Toolchain) -> list[Artifact]:
+    def _compile(self, request: Request, toolchain: Toolchain) -> list[Artifact]:
         started = time.perf_counter()
         output = nvrtc.compile_program(
             request.source,
@@ -385,7 +387,7 @@ class Compiler:
         if store is not None:
             store.count("compile")
             store.count("compile_us", value=round(compile_ms * 1000))
-        return _artifacts(request, output, toolchain.text, compile_ms)
+        return _artifacts(request, output, toolchain, compile_ms)
 
     def _for_device(self, source: str, arch: str | None, arguments: dict[str, Any]) -> Artifact:
         try:
@@ -404,9 +406,11 @@ class Compiler:
 
     # -- the store, which may fail --------------------------------------------------------------------------------
 
-    def _look_up(self, store: Store, key: Key) -> Artifact | None:
+    def _look_up(self, store: Store | None, request: Request, toolchain: Toolchain) -> Artifact | None:
+        if store is None:
+            return None
         try:
-            return store.get(key)
+            return store.get(request.artifact_key(request.kind, request.arch, toolchain.identity))
         except (StoreError, UnknownPlugin) as error:
             self._warn_about_store("looking up a kernel", error)
             return None
@@ -440,12 +444,12 @@ class Compiler:
             )
 
 
-def _artifacts(request: Request, output: nvrtc.Output, toolchain: str, compile_ms: float) -> list[Artifact]:
+def _artifacts(request: Request, output: nvrtc.Output, toolchain: Toolchain, compile_ms: float) -> list[Artifact]:
     """Make the artifacts of one run: the one asked for first, its PTX behind a cubin."""
     usage, log = ptxas.split_log(output.log)
     whole_log = output.log if request.options.verbose else log
     symbols = _symbols(output, usage)
-    driver_version = driver.version_if_loaded()
+    driver_version = driver.driver_version()
 
     def made(kind: str, arch: Arch, payload: bytes, text: str, known: tuple[Symbol, ...]) -> Artifact:
         described = plugins.load("kinds", kind).describe(payload)
@@ -458,11 +462,11 @@ def _artifacts(request: Request, output: nvrtc.Output, toolchain: str, compile_m
             for symbol in known
         )
         return Artifact(
-            key=request.artifact_key(kind, arch, toolchain),
+            key=request.artifact_key(kind, arch, toolchain.identity),
             kind=kind,
             arch=str(arch),
             payload=payload,
-            toolchain=toolchain,
+            toolchain=toolchain.text,
             driver_version=driver_version,
             ptx_version=described.ptx_version,
             origin="nvrtc",
@@ -521,53 +525,6 @@ def _arch(given: str | None, among_options: Arch | None) -> Arch:
         return Arch(*driver.compute_capability(driver.current_device()))
     except NoDriver as error:
         raise ArchRequired("no arch was given, and there is no device to take it from; give arch='sm_90'") from error
-
-
-# -- the toolchain, found once per process ------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Toolchain:
-    """What compiles.
-
-    Its text, such as ``"nvrtc 13.5.37"``, names the toolkit headers too where the program includes some: those of
-    its own `-I` directories, and those that kernelstore finds.
-    """
-
-    text: str
-    headers: toolkit.HeaderUnit | None
-
-    @classmethod
-    def find(cls, store: Store | None, request: Request) -> _Toolchain:
-        build = _build(store)
-        if not request.external and request.uncacheable is None:
-            return cls(f"nvrtc {build}", None)
-        headers = toolkit.find_headers(build, toolkit.find_nvrtc())
-        own = [toolkit.toolkit_dir_version(path) or path for path in request.toolkit_dirs]
-        named = [*own, headers.version if headers is not None else "no toolkit headers"]
-        return cls(f"nvrtc {build} with {', '.join(named)}", headers)
-
-
-def _build(store: Store | None) -> str:
-    # Loading libnvrtc takes 8-17 ms and its bindings 60: the store remembers the build of a library by its stat.
-    library = toolkit.find_nvrtc()
-    if library is None or store is None:
-        return nvrtc.build()
-    signature = _signature(library)
-    try:
-        build = store.toolchain_build(str(library), signature)
-    except StoreError:
-        return nvrtc.build()
-    if build is None:
-        build = nvrtc.build()
-        if nvrtc.library_path() == library:
-            store.remember_toolchain(str(library), signature, build)
-    return build
-
-
-def _signature(library: Path) -> str:
-    found = library.stat()
-    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
 
 
 def _outside() -> int:

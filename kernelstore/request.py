@@ -35,6 +35,7 @@ class Request:
     extra: bytes
     toolkit_dirs: tuple[str, ...] = ()
     external: tuple[str, ...] = ()
+    shows_paths: bool = False
     uncacheable: str | None = None
     program: Program = dataclasses.field(init=False)
 
@@ -52,8 +53,8 @@ class Request:
         self.external = scan.external
         side_effect = self.options.side_effect and f"option with side effects: {self.options.side_effect}"
         self.uncacheable = side_effect or scan.uncacheable or _shadowing(scan.external, user_dirs)
-        shows_paths = scan.shows_paths or self.options.shows_paths
-        self.program = self._program(self._paths(user_dirs) if shows_paths else b"")
+        self.shows_paths = scan.shows_paths or self.options.shows_paths
+        self.program = self._program(self._paths(user_dirs) if self.shows_paths else b"")
 
     def command(self, toolkit_dirs: Sequence[str]) -> tuple[str, ...]:
         """Return the options for NVRTC, but for the arch; a toolkit's directories come last on the path."""

@@ -142,7 +142,11 @@ def run_killed(tmp_path: Path) -> Callable[..., None]:
 
     def run(script: str, *arguments: object) -> None:
         done = subprocess.run(
-            [sys.executable, "-c", script, *map(str, arguments)], cwd=tmp_path, capture_output=True, timeout=300, check=False
+            [sys.executable, "-c", script, *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 9, done.stderr
 
@@ -165,7 +169,7 @@ def as_nobody(tmp_path: Path) -> Callable[[Callable[[], object]], object]:
             os.setuid(65534)
             try:
                 result: object = function()
-            except Exception as error:  # noqa: BLE001 - handed to the parent
+            except Exception as error:
                 result = error
             os.write(writing, pickle.dumps(result))
             os._exit(0)

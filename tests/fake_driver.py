@@ -44,6 +44,8 @@ class FakeDriver:
 
     Attributes
     ----------
+    version : int or None
+        The driver version; ``None`` without libcuda.
     fail : dict of str to int
         CUresult that a function gives from now on.
     kernels : dict of str to list of int
@@ -57,6 +59,7 @@ class FakeDriver:
     """
 
     def __init__(self) -> None:
+        self.version: int | None = 13000
         self.fail: dict[str, int] = {}
         self.missing: set[str] = set()
         self.kernels: dict[str, list[int]] = {"_Z5saxpyIfEvT_PKS0_PS0_i": [4, 8, 8, 4]}
@@ -82,6 +85,7 @@ class FakeDriver:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         """Put it in the place of the real driver, in a process that knows nothing of CUDA yet."""
         monkeypatch.setattr(driver, "_import_api", lambda: self)
+        monkeypatch.setattr(driver, "_libcuda_version", lambda: self.version)
         monkeypatch.setattr(driver, "_process", driver._Process())
         monkeypatch.setattr(library, "_libraries", {})
         return self
@@ -121,7 +125,7 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
-        return SUCCESS, 13000
+        return SUCCESS, self.version
 
     def cuDeviceGetCount(self) -> tuple[Any, ...]:
         return SUCCESS, 2

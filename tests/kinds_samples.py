@@ -19,7 +19,11 @@ ASSETS = Path(__file__).parent / "assets"
 # Three kernels, a device function that stays one, variables of every sort, a string literal and shared memory.
 SOURCE = """
 struct Pair { int a[4]; };
+#if __CUDA_ARCH__ >= 700
 struct Large { char a[6000]; };
+#else
+struct Large { char a[3000]; };
+#endif
 __constant__ int table[7];
 __device__ float sums[3];
 static __device__ int hidden[5];

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import kinds_samples
 import pytest
 
 from kernelstore.artifact import Artifact, Symbol
 from kernelstore.errors import InvalidArch, InvalidArgument, InvalidType, PayloadRejected, UnknownPlugin
-from tests import kinds_samples
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,7 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> Run:
+def run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Run the command line as its console script does, but for the new process."""
 
     def call(command: str, *arguments: object, db: Path | None = path) -> Done:
@@ -313,8 +311,6 @@ def test_a_foreign_file_is_refused_in_one_line(run: Run, tmp_path: Path) -> None
 
 def test_lines_are_not_cut_when_piped(run: Run, compiler: Compiler) -> None:
     names = [f"addn<{number}>" for number in range(3)]
-    compiler.compile(
-        "template<int N> __global__ void addn(int*p){p[0]+=N;}", arch="sm_90", name_expressions=names
-    )
+    compiler.compile("template<int N> __global__ void addn(int*p){p[0]+=N;}", arch="sm_90", name_expressions=names)
 
     assert "addn<0>, addn<1>, addn<2>" in run("ls").out

@@ -347,7 +347,9 @@ def test_headers_by_content_are_compiled_and_cached(compiler: Compiler) -> None:
     assert b", 43;" in third.payload
 
 
-@pytest.mark.parametrize("include", ["cuda_fp16.h", "cuda/std/cstdint", "cub/block/block_reduce.cuh", "cooperative_groups.h"])
+@pytest.mark.parametrize(
+    "include", ["cuda_fp16.h", "cuda/std/cstdint", "cub/block/block_reduce.cuh", "cooperative_groups.h"]
+)
 def test_toolkit_headers_are_found_with_the_nvrtc_wheel_alone(compiler: Compiler, include: str) -> None:
     """C19, C20: the headers of NVRTC's own version, include and include/cccl."""
     if toolkit.find_headers(nvrtc.build(), toolkit.find_nvrtc()) is None:
@@ -541,9 +543,7 @@ def test_defaults_of_the_compiler_come_before_those_of_the_call(store: Store) ->
         assert b", 2;" in compiler.compile(source, "ptx", arch="compute_90", options=("-UX", "-DX=2")).payload
 
 
-def test_a_compiler_library_that_cannot_be_loaded_is_said(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_library_that_cannot_be_loaded_is_said(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ToolchainError("libnvrtc cannot be loaded", library=None, log="")
 

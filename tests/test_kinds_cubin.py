@@ -6,6 +6,7 @@ import struct
 import time
 from dataclasses import replace
 
+import kinds_samples
 import pytest
 
 from kernelstore.arch import Arch
@@ -13,7 +14,6 @@ from kernelstore.artifact import Symbol
 from kernelstore.cuda import nvrtc, ptxas
 from kernelstore.errors import PayloadRejected
 from kernelstore.kinds.cubin import PLUGIN
-from tests import kinds_samples
 
 # All archs of this machine's NVRTC with their suffixes; some of them in other ways of compiling too.
 ARCHS = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import kinds_samples
 import pytest
 
 from kernelstore.cuda import nvrtc
 from kernelstore.errors import PayloadRejected
 from kernelstore.kinds import fatbin, ltoir
 from kernelstore.kinds.ptx import PLUGIN, entries, variables
-from tests import kinds_samples
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 

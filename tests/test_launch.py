@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_driver import FakeDriver
 
 from kernelstore import Artifact, Kernel, Key, Symbol, load
 from kernelstore.cuda.arguments import Parameter
 from kernelstore.errors import DriverError, LaunchError
-from tests.fake_driver import FakeDriver
 
 STRUCT = "b8[16] align 8"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_driver import FakeDriver
 
 from kernelstore import Artifact, Key, Symbol, load
 from kernelstore.cuda import driver
@@ -30,7 +31,6 @@ from kernelstore.errors import (
     NoJitCompiler,
     UnsupportedPTX,
 )
-from tests.fake_driver import FakeDriver
 
 SAXPY = Symbol("_Z5saxpyIfEvT_PKS0_PS0_i", "saxpy<float>", parameters=("f32", "u64", "u64", "u32"))
 PTX = b".version 9.5\n.target sm_90\n.address_size 64\n"
@@ -455,7 +455,7 @@ def test_other_failures_of_the_driver_are_told(fake: FakeDriver) -> None:
 
 
 def test_the_toolkits_stub_is_no_driver(fake: FakeDriver) -> None:
-    fake.fail |= {"cuInit": 34, "cuDriverGetVersion": 34}
+    fake.fail["cuInit"], fake.version = 34, None
     assert driver.driver_version() is None
     with pytest.raises(NoDriver, match="STUB_LIBRARY"):
         load(artifact())
@@ -477,6 +477,7 @@ def test_without_libcuda_only_loading_fails() -> None:
 def test_the_driver_is_not_touched_before_the_first_load(run_python: Callable[..., str]) -> None:
     run_python(
         "import sys, kernelstore, kernelstore.loader, kernelstore.cuda.driver\n"
+        "kernelstore.cuda.driver.driver_version()\n"
         "assert 'cuda.bindings' not in sys.modules\n"
         "assert 'numpy' not in sys.modules"
     )

@@ -72,7 +72,12 @@ def test_opening_an_up_to_date_file_imports_no_sqlalchemy_and_writes_nothing(
 
 @pytest.mark.parametrize(
     "content",
-    [b"not a database at all, but a text file\n" * 40, b"version https://git-lfs.github.com/spec/v1\n", b"\0" * 5000, b"x"],
+    [
+        b"not a database at all, but a text file\n" * 40,
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b"\0" * 5000,
+        b"x",
+    ],
     ids=["text", "git-lfs pointer", "zeros", "one byte"],
 )
 def test_a_file_that_is_no_database_is_refused_and_stays_as_it_is(tmp_path: Path, content: bytes) -> None:

@@ -179,7 +179,9 @@ def test_columns_tell_people_what_is_stored(store: Store, cubin: Artifact, ptx: 
     assert rows("SELECT name_expression, parameters FROM symbol WHERE registers > 0") == [
         ("saxpy<float>", '["f32", "u64", "u64", "u32"]')
     ]
-    assert rows("SELECT symbols, hex(key) FROM (SELECT symbols, x'00' AS key FROM kernel_usage)")[0][0] == "saxpy<float>"
+    assert (
+        rows("SELECT symbols, hex(key) FROM (SELECT symbols, x'00' AS key FROM kernel_usage)")[0][0] == "saxpy<float>"
+    )
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------

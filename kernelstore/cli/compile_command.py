@@ -63,19 +63,21 @@ def command(
             if not as_json:
                 _print(artifact, made[-1][1])
     if as_json:
-        text.dump_json([
-            {
-                "key": artifact.key,
-                "kind": artifact.kind,
-                "arch": artifact.arch,
-                "size_bytes": artifact.size_bytes,
-                "from_cache": artifact.from_cache,
-                "took_ms": took_ms,
-                "log": artifact.log,
-                "symbols": artifact.symbols,
-            }
-            for artifact, took_ms in made
-        ])
+        text.dump_json(
+            [
+                {
+                    "key": artifact.key,
+                    "kind": artifact.kind,
+                    "arch": artifact.arch,
+                    "size_bytes": artifact.size_bytes,
+                    "from_cache": artifact.from_cache,
+                    "took_ms": took_ms,
+                    "log": artifact.log,
+                    "symbols": artifact.symbols,
+                }
+                for artifact, took_ms in made
+            ]
+        )
 
 
 def _print(artifact: Artifact, took_ms: float) -> None:

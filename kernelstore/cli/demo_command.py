@@ -16,6 +16,7 @@ from kernelstore.cli.demo import DEMO_ARCHS, DEMOS, Demo
 from kernelstore.cli.options import db_option, json_option
 from kernelstore.compiler import Compiler
 from kernelstore.cuda import driver
+from kernelstore.key import Key
 from kernelstore.store import Store
 
 __all__ = ["command"]
@@ -60,7 +61,7 @@ class _Result:
     artifact: Artifact
     took_ms: float
 
-    def to_json(self, stored: dict[bytes, int]) -> dict[str, object]:
+    def to_json(self, stored: dict[Key, int]) -> dict[str, object]:
         artifact = self.artifact
         return {
             "program": self.demo.file,
@@ -121,7 +122,7 @@ def _check_on_device(compiler: Compiler) -> _Device:
     return _Device(driver.device_name(), f"sm_{major}{minor}", launches, mismatches)
 
 
-def _print(results: list[_Result], stored: dict[bytes, int], path: Path) -> None:
+def _print(results: list[_Result], stored: dict[Key, int], path: Path) -> None:
     headings = [
         ("PROGRAM", "left"),
         ("ARCH", "left"),
@@ -134,15 +135,17 @@ def _print(results: list[_Result], stored: dict[bytes, int], path: Path) -> None
     rows = []
     for result in results:
         artifact = result.artifact
-        rows.append([
-            result.demo.file,
-            artifact.arch,
-            "hit" if artifact.from_cache else "compiled",
-            f"{result.took_ms:.1f} ms",
-            text.size(artifact.size_bytes),
-            text.size(stored.get(artifact.key, 0)),
-            result.demo.title,
-        ])
+        rows.append(
+            [
+                result.demo.file,
+                artifact.arch,
+                "hit" if artifact.from_cache else "compiled",
+                f"{result.took_ms:.1f} ms",
+                text.size(artifact.size_bytes),
+                text.size(stored.get(artifact.key, 0)),
+                result.demo.title,
+            ]
+        )
     text.table(headings, rows)
     hits = [result for result in results if result.artifact.from_cache]
     compiled = [result for result in results if not result.artifact.from_cache]
@@ -153,7 +156,9 @@ def _print(results: list[_Result], stored: dict[bytes, int], path: Path) -> None
     if hits:
         took = sum(result.took_ms for result in hits)
         saved = sum(result.artifact.compile_ms for result in hits) - took
-        click.echo(f"{len(hits)} hits in {text.duration(took)}; they saved {text.duration(max(saved, 0.0))} of compiling")
+        click.echo(
+            f"{len(hits)} hits in {text.duration(took)}; they saved {text.duration(max(saved, 0.0))} of compiling"
+        )
     raw = sum(result.artifact.size_bytes for result in results)
     kept = sum(stored.get(result.artifact.key, 0) for result in results)
     click.echo(f"cubins: {text.size(raw)}, stored in {text.size(kept)}; all of it is in {path}")

@@ -114,7 +114,9 @@ def _nvrtc() -> Iterator[_Finding]:
     yield _Finding("NVRTC", f"{build} from {nvrtc.library_path()}, for sm_{min(archs)} to sm_{max(archs)}")
     headers = toolkit.find_headers(build, toolkit.find_nvrtc())
     if headers is None:
-        remedy = "programs that include <cuda_fp16.h> or <cub/cub.cuh> need pip install nvidia-cuda-runtime nvidia-cuda-cccl"
+        remedy = (
+            "programs that include <cuda_fp16.h> or <cub/cub.cuh> need pip install nvidia-cuda-runtime nvidia-cuda-cccl"
+        )
         yield _Finding("CUDA headers", "none", remedy)
     else:
         yield _Finding("CUDA headers", f"{headers.version}: {', '.join(headers.include_dirs)}")
@@ -139,7 +141,9 @@ def _driver() -> Iterator[_Finding]:
     except KernelStoreError:
         return
     if newest[0] > version // 1000:
-        remedy = f"cubins of NVRTC {newest[0]} need a driver for CUDA {newest[0]}: install kernelstore[cu{version // 1000}]"
+        remedy = (
+            f"cubins of NVRTC {newest[0]} need a driver for CUDA {newest[0]}: install kernelstore[cu{version // 1000}]"
+        )
         yield _Finding("driver and NVRTC", f"NVRTC {newest[0]}.{newest[1]} is of a newer major", remedy)
     elif newest > (version // 1000, version % 1000 // 10):
         yield _Finding("driver and NVRTC", "NVRTC is newer: its cubins load, its PTX does not (222)")

@@ -26,7 +26,9 @@ _SHORT_DIGITS = 12
 def console(*, stderr: bool = False) -> Console:
     """Return a console that colours on a terminal only, and never cuts lines that go into a pipe."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 1000, soft_wrap=not stream.isatty())
+    return Console(
+        stderr=stderr, highlight=False, width=None if stream.isatty() else 1000, soft_wrap=not stream.isatty()
+    )
 
 
 def short(key: Key) -> str:

@@ -5,6 +5,7 @@ Importing this module imports no CUDA and calls no `cuInit`; `initialise` does, 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from typing import Any, NoReturn
@@ -20,7 +21,6 @@ __all__ = [
     "device_name",
     "driver_version",
     "initialise",
-    "version_if_loaded",
 ]
 
 
@@ -69,23 +69,13 @@ def initialise() -> Driver:
 def driver_version() -> int | None:
     """Return ``cuDriverGetVersion()`` of the libcuda that this process loads, such as 13000.
 
-    ``None`` where there is no libcuda. Neither a device nor `cuInit` is needed, and a forked child may ask. The
-    number is that of the user-mode driver: of the forward-compatibility package where one is in use.
+    ``None`` where there is no libcuda. Neither a device, `cuInit` nor cuda.bindings is needed, and a forked child may
+    ask. The number is the user-mode driver's: that of the forward-compatibility package where one is in use.
     """
     if not _process.version_known:
-        try:
-            status, version = _import_api().cuDriverGetVersion()
-        except (ImportError, RuntimeError):
-            # cuda.bindings raises RuntimeError where it finds no libcuda.
-            status, version = results.NO_DEVICE, 0
-        _process.version = None if status else int(version)
+        _process.version = _libcuda_version()
         _process.version_known = True
     return _process.version
-
-
-def version_if_loaded() -> int | None:
-    """Return `driver_version` where this process uses the driver already; ``None`` costs nothing and loads nothing."""
-    return _process.version if _process.driver is not None else None
 
 
 def device_count() -> int:
@@ -116,6 +106,17 @@ def device_name(device: int | None = None) -> str:
     ordinal = driver.current_device() if device is None else device
     name: bytes = driver.call("cuDeviceGetName", 256, driver.call("cuDeviceGet", ordinal))
     return name.split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _libcuda_version() -> int | None:
+    # Not through cuda.bindings: a process that only compiles owes neither its import nor cuInit, and NVRTC has loaded
+    # libcuda by then where there is one.
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return None if library.cuDriverGetVersion(ctypes.byref(version)) else version.value
 
 
 def _import_api() -> Any:
@@ -149,8 +150,8 @@ def _initialised() -> Driver:
         )
     if status:
         raise results.error_of(status, "cuInit", artifact=None, version=version)
-    assert version is not None
-    return Driver(api, version)
+    # cuda.bindings may find a libcuda where the loader does not look.
+    return Driver(api, int(api.cuDriverGetVersion()[1]) if version is None else version)
 
 
 def _after_fork_in_child() -> None:

@@ -66,7 +66,9 @@ def prepare(path: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> None:
             size_bytes = path.stat().st_size if path.exists() else 0
             if 0 < size_bytes < _MINIMUM_BYTES:
                 # SQLite takes so short a file for an empty database, and would write over it.
-                raise NotADatabase(f"{path} holds {size_bytes} bytes that are no database; it was left as it is", path=path)
+                raise NotADatabase(
+                    f"{path} holds {size_bytes} bytes that are no database; it was left as it is", path=path
+                )
             if size_bytes:
                 # Read-only first: whatever this file turns out to be, looking at it must not change it.
                 with contextlib.closing(connect(path, mode="ro", timeout_s=timeout_s)) as connection:

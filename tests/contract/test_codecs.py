@@ -7,12 +7,12 @@ import os
 import random
 import tracemalloc
 
+import kinds_samples
 import pytest
 
 from kernelstore import plugins
 from kernelstore.codecs import Codec
 from kernelstore.errors import PayloadCorrupt
-from tests import kinds_samples
 
 PAYLOADS = {
     "nothing": b"",

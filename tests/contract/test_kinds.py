@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import time
 
+import kinds_samples
 import pytest
 
 from kernelstore import plugins
 from kernelstore.arch import Arch
 from kernelstore.errors import KernelStoreError, PayloadRejected
 from kernelstore.kinds import Kind
-from tests import kinds_samples
 
 KINDS = plugins.names("kinds")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_memory import DeviceArray, with_ptx_version
 
 from kernelstore import Artifact, Compiler
 from kernelstore.cuda import driver
-from tests.gpu.device_memory import DeviceArray, with_ptx_version
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_memory import DeviceArray, checked, with_ptx_version
 
 from kernelstore import Artifact, Kernel, Key, load
 from kernelstore.cuda import driver
@@ -23,7 +24,6 @@ from kernelstore.errors import (
     NoBinary,
     UnsupportedPTX,
 )
-from tests.gpu.device_memory import DeviceArray, checked, with_ptx_version
 
 pytestmark = pytest.mark.gpu
 

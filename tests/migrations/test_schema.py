@@ -170,7 +170,9 @@ def test_a_batch_migration_keeps_the_children(path: Path, store: Store, cubin: o
         assert connected.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         connected.commit()
 
-    counts = [connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in ("artifact", "blob", "symbol")]
+    counts = [
+        connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in ("artifact", "blob", "symbol")
+    ]
     connection.close()
     assert counts == [1, 1, 1]
 
@@ -182,7 +184,9 @@ def test_up_and_down_agree(tmp_path: Path) -> None:
         configuration.attributes["connection"] = connection
         command.upgrade(configuration, "head")
         command.downgrade(configuration, "base")
-        left = connection.exec_driver_sql("SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'").scalars().all()
+        left = (
+            connection.exec_driver_sql("SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'").scalars().all()
+        )
 
     assert left == ["alembic_version"]
 

@@ -19,7 +19,7 @@ def _open(path: str, barrier: Barrier, results: multiprocessing.Queue[str]) -> N
     try:
         with Store(path) as store:
             results.put(f"ok {len(store)}")
-    except BaseException as error:  # noqa: BLE001 - the parent shows it
+    except BaseException as error:
         results.put(repr(error))
 
 

@@ -24,9 +24,7 @@ def run(module: Module, launch: Launch) -> list[str]:
     before = launch.arguments(np.random.default_rng(_SEED))
     buffers = [_allocate(value) if isinstance(value, np.ndarray) else None for value in before]
     try:
-        values = tuple(
-            value if buffer is None else buffer for value, buffer in zip(before, buffers, strict=True)
-        )
+        values = tuple(value if buffer is None else buffer for value, buffer in zip(before, buffers, strict=True))
         kernel.launch(launch.grid, launch.block, values)
         # A copy into the legacy default stream waits for the launch in it.
         after = tuple(_copy_out(value, buffer) for value, buffer in zip(before, buffers, strict=True))
