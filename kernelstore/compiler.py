@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
-import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kernelstore import plugins, settings
 from kernelstore.arch import Arch
-from kernelstore.artifact import Artifact, Symbol
-from kernelstore.cuda import driver, nvrtc, ptxas
+from kernelstore.artifact import Artifact
 from kernelstore.errors import (
     ArchRequired,
     InvalidArgument,
@@ -28,12 +25,13 @@ from kernelstore.errors import (
     UnknownPlugin,
     UnsupportedArch,
 )
-from kernelstore.kinds import ptx as ptx_kind
-from kernelstore.loader import Kernel, Module, load
 from kernelstore.options import Options, checked_text
 from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
 from kernelstore.toolchain import Toolchain
+
+if TYPE_CHECKING:
+    from kernelstore.loader import Kernel, Module
 
 __all__ = ["Compiler", "StoreWarning", "UncacheableWarning"]
 
@@ -227,6 +225,9 @@ class Compiler:
         -----
         Cost: in the same process, a dictionary lookup; otherwise `compile` and the driver's load.
         """
+        from kernelstore.cuda import driver
+        from kernelstore.loader import load  # 15 ms, for those who load
+
         name_expressions = checked_names(name_expressions)
         headers = checked_headers(headers)
         place = driver.current_device()
@@ -372,22 +373,16 @@ class Compiler:
         )
 
     def _compile(self, request: Request, toolchain: Toolchain) -> list[Artifact]:
-        started = time.perf_counter()
-        output = nvrtc.compile_program(
-            request.source,
-            name=request.name,
-            options=request.command(() if toolchain.headers is None else toolchain.headers.include_dirs),
-            name_expressions=request.name_expressions,
-            headers=request.headers,
-            arch=request.arch,
-        )
-        compile_ms = (time.perf_counter() - started) * 1000
+        from kernelstore import build  # NVRTC's bindings and what reads its output: 100 ms that a hit does without
+
+        artifacts = build.run(request, toolchain)
+        compile_ms = artifacts[0].compile_ms
         _logger.info("compiled %s for %s in %.1f ms", request.name or "a program", request.arch, compile_ms)
         store = self._store
         if store is not None:
             store.count("compile")
             store.count("compile_us", value=round(compile_ms * 1000))
-        return _artifacts(request, output, toolchain, compile_ms)
+        return artifacts
 
     def _for_device(self, source: str, arch: str | None, arguments: dict[str, Any]) -> Artifact:
         try:
@@ -444,76 +439,6 @@ class Compiler:
             )
 
 
-def _artifacts(request: Request, output: nvrtc.Output, toolchain: Toolchain, compile_ms: float) -> list[Artifact]:
-    """Make the artifacts of one run: the one asked for first, its PTX behind a cubin."""
-    usage, log = ptxas.split_log(output.log)
-    whole_log = output.log if request.options.verbose else log
-    symbols = _symbols(output, usage)
-    driver_version = driver.driver_version()
-
-    def made(kind: str, arch: Arch, payload: bytes, text: str, known: tuple[Symbol, ...]) -> Artifact:
-        described = plugins.load("kinds", kind).describe(payload)
-        # From sm_90 on ptxas does not tell the constant banks; the cubin does.
-        constant_bytes = {symbol.lowered_name: symbol.constant_bytes for symbol in described.symbols}
-        known = tuple(
-            dataclasses.replace(symbol, constant_bytes=constant_bytes.get(symbol.lowered_name))
-            if symbol.constant_bytes is None
-            else symbol
-            for symbol in known
-        )
-        return Artifact(
-            key=request.artifact_key(kind, arch, toolchain.identity),
-            kind=kind,
-            arch=str(arch),
-            payload=payload,
-            toolchain=toolchain.text,
-            driver_version=driver_version,
-            ptx_version=described.ptx_version,
-            origin="nvrtc",
-            relocatable=described.relocatable,
-            symbols=known,
-            log=text,
-            compile_ms=compile_ms,
-            program=request.program,
-        )
-
-    artifacts: list[Artifact] = []
-    if request.kind == "ltoir":
-        assert output.ltoir is not None
-        artifacts.append(made("ltoir", request.arch, output.ltoir, log, symbols))
-    if request.kind == "cubin":
-        assert output.cubin is not None
-        artifacts.append(made("cubin", request.arch, output.cubin, whole_log, symbols))
-    if output.ptx is not None:
-        # What a run for PTX alone would say: ptxas had no part in it.
-        said = "".join(line for line in log.splitlines(keepends=True) if not line.startswith("ptxas"))
-        plain = tuple(Symbol(s.lowered_name, s.name_expression, s.what, s.parameters) for s in symbols)
-        artifacts.append(made("ptx", request.arch.as_virtual(), output.ptx, said, plain))
-    return artifacts
-
-
-def _symbols(output: nvrtc.Output, usage: Mapping[str, ptxas.Usage]) -> tuple[Symbol, ...]:
-    """Name what the output holds: each name expression, then the kernels that nobody asked for."""
-    text = "" if output.ptx is None else output.ptx.rstrip(b"\0").decode(errors="replace")
-    entries = ptx_kind.entries(text)
-    named = list(output.lowered_names.items())
-    asked = {lowered for _, lowered in named}
-    symbols = []
-    for expression, lowered in [*named, *((None, lowered) for lowered in entries if lowered not in asked)]:
-        is_kernel = lowered in entries or (output.ptx is None and not (expression or "").startswith("&"))
-        used = usage.get(lowered)
-        symbols.append(
-            Symbol(
-                lowered_name=lowered,
-                name_expression=expression,
-                what="kernel" if is_kernel else "variable",
-                parameters=entries.get(lowered),
-                **({} if used is None else dataclasses.asdict(used)),
-            )
-        )
-    return tuple(symbols)
-
-
 def _arch(given: str | None, among_options: Arch | None) -> Arch:
     if given is not None:
         if among_options is not None:
@@ -521,6 +446,8 @@ def _arch(given: str | None, among_options: Arch | None) -> Arch:
         return Arch.parse(given)
     if among_options is not None:
         return among_options
+    from kernelstore.cuda import driver  # 5 ms, where no arch was given
+
     try:
         return Arch(*driver.compute_capability(driver.current_device()))
     except NoDriver as error:

@@ -11,7 +11,15 @@ from kernelstore.artifact import Artifact, Symbol
 from kernelstore.cuda import driver
 from kernelstore.cuda.kernel import Kernel, KernelAttributes
 from kernelstore.cuda.library import Hold, hold
-from kernelstore.errors import InvalidArgument, InvalidType, KernelNotFound, NeedsLink
+from kernelstore.errors import (
+    InvalidArgument,
+    InvalidImage,
+    InvalidType,
+    KernelNotFound,
+    NeedsLink,
+    PayloadRejected,
+)
+from kernelstore.kinds import Kind
 
 __all__ = ["Global", "Kernel", "KernelAttributes", "Module", "load"]
 
@@ -53,7 +61,7 @@ def load(artifact: Artifact, *, device: int | None = None) -> Module:
         raise InvalidType(f"a device is an ordinal such as 0, not {device!r:.100}")
     plugin = plugins.load("kinds", artifact.kind)
     if artifact.relocatable or not plugin.loadable:
-        what = "relocatable (compiled with -rdc=true)" if artifact.relocatable else "link input"
+        what = "relocatable (compiled with -rdc=true)" if plugin.loadable else "input of a link"
         raise NeedsLink(
             f"the {artifact.kind} of {artifact.arch}, key {artifact.key}, is {what}; link it to a cubin first",
             result=None,
@@ -63,13 +71,30 @@ def load(artifact: Artifact, *, device: int | None = None) -> Module:
             key=artifact.key,
             driver_version=None,
         )
+    # PTX has to end with a NUL, which is what its normal form is.
+    payload = plugin.normalise(artifact.payload) if plugin.is_text else artifact.payload
+    _check(artifact, plugin, payload)
     cuda_driver = driver.initialise()
     if device is not None and not 0 <= device < cuda_driver.call("cuDeviceGetCount"):
         raise InvalidArgument(f"there is no device {device}; there are {cuda_driver.call('cuDeviceGetCount')}")
     device = cuda_driver.make_current(device)
-    # PTX has to end with a NUL, which is what its normal form is.
-    payload = plugin.normalise(artifact.payload) if plugin.is_text else artifact.payload
     return Module(hold(cuda_driver, artifact, payload), device)
+
+
+def _check(artifact: Artifact, plugin: Kind, payload: bytes) -> None:
+    # What a driver makes of bytes that are no image is not defined: it may answer 200, or never (25 us).
+    try:
+        plugin.check(payload, artifact.arch)
+    except PayloadRejected as error:
+        raise InvalidImage(
+            f"the {artifact.kind} of {artifact.arch}, key {artifact.key}, was not given to the driver: {error}",
+            result=None,
+            name=None,
+            kind=artifact.kind,
+            arch=artifact.arch,
+            key=artifact.key,
+            driver_version=None,
+        ) from error
 
 
 class Module:

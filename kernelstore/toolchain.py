@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from kernelstore.cuda import nvrtc, toolkit
+from kernelstore.cuda import toolkit
 from kernelstore.errors import StoreError
 from kernelstore.request import Request
 from kernelstore.store import Store
@@ -42,7 +43,7 @@ class Toolchain:
         Cost: a few stats and, once per process, one indexed read: the store remembers the build of a library by
         its stat. Only where it does not, or the library is not from a wheel, is NVRTC loaded and asked (100 ms).
         """
-        return cls._of(request, _remembered_build(store) or nvrtc.build())
+        return cls._of(request, _remembered_build(store) or _nvrtc().build())
 
     @classmethod
     def loaded(cls, request: Request, expected: Toolchain) -> Toolchain:
@@ -50,6 +51,7 @@ class Toolchain:
 
         Another package may have loaded a libnvrtc of its own first; then that one compiles.
         """
+        nvrtc = _nvrtc()
         if nvrtc.library_path() == toolkit.find_nvrtc():
             return expected
         return cls._of(request, nvrtc.build())
@@ -79,10 +81,16 @@ def _remembered_build(store: Store | None) -> str | None:
         build = store.toolchain_build(str(library), signature)
     except StoreError:
         return None
-    if build is None and nvrtc.library_path() == library:
-        build = nvrtc.build()
+    if build is None and _nvrtc().library_path() == library:
+        build = _nvrtc().build()
         store.remember_toolchain(str(library), signature, build)
     return build
+
+
+def _nvrtc() -> ModuleType:
+    from kernelstore.cuda import nvrtc  # 6 ms, for those who compile
+
+    return nvrtc
 
 
 def _signature(library: Path) -> str:

@@ -9,6 +9,7 @@ and enums are the real ones.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,14 @@ class Launch:
     arguments: list[bytes]
     device: int
     attributes: dict[str, Any] = field(default_factory=dict)
+
+
+# The least that the cubin plug-in takes for sm_90: a header of the old ABI (e_machine 190, e_flags 0x5a), one empty section.
+IMAGE = (
+    b"\x7fELF\x02\x01\x01\x33\x07".ljust(16, b"\0")
+    + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, 64, 0x5A055A, 64, 0, 0, 64, 1, 0)
+    + bytes(64)
+)
 
 
 class FakeDriver:

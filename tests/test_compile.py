@@ -290,13 +290,13 @@ def test_a_device_newer_than_nvrtc_gets_ptx_of_the_newest_known_arch(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, rows: Rows
 ) -> None:
     """C26: the row says compute_NN and ptx, never the device's own arch."""
-    from kernelstore import compiler as module
+    from kernelstore import loader
     from kernelstore.cuda import driver
 
     loaded: list[Artifact] = []
     monkeypatch.setattr(driver, "current_device", lambda: 0)
     monkeypatch.setattr(driver, "compute_capability", lambda device=None: (19, 9))
-    monkeypatch.setattr(module, "load", lambda artifact: loaded.append(artifact) or Mock())
+    monkeypatch.setattr(loader, "load", lambda artifact: loaded.append(artifact) or Mock())
 
     compiler.module(K)
 

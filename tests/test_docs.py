@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import struct
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from fake_driver import FakeDriver
 
 import kernelstore
 from kernelstore import Artifact, Compiler, Store, cli, compiler, errors
@@ -282,6 +286,38 @@ def test_the_first_python_example_runs_without_a_gpu_and_hits_the_second_time(
         names["compiler"].close()  # type: ignore[attr-defined]
         names["store"].close()  # type: ignore[attr-defined]
         assert capsys.readouterr().out == f"{printed}\n"
+
+
+class _Array:
+    """What a launch needs of an array of CuPy."""
+
+    size = 1_000_000
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {"data": (0x5000, False), "shape": (self.size,), "typestr": "<f4", "version": 3}
+
+
+def test_the_second_python_example_launches_on_a_fake_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver().install(monkeypatch)
+    fake.kernels = {"_Z5saxpyIfEvT_PKS0_PS0_i": [4, 8, 8, 4]}
+    cupy = types.ModuleType("cupy")
+    cupy.ones = cupy.zeros_like = lambda *_: _Array()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+
+    exec(compile("\n".join(fenced(README, "python")[:2]), "README.md", "exec"), names)
+    names["compiler"].close()  # type: ignore[attr-defined]
+    names["store"].close()  # type: ignore[attr-defined]
+
+    assert [(launch.grid, launch.block) for launch in fake.launches] == [((3907, 1, 1), (256, 1, 1))]
+    assert fake.launches[0].arguments == [
+        struct.pack("<f", 2.0),
+        struct.pack("<Q", 0x5000),
+        struct.pack("<Q", 0x5000),
+        struct.pack("<i", 1_000_000),
+    ]
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_driver import FakeDriver
+from fake_driver import IMAGE, FakeDriver
 
 from kernelstore import Artifact, Kernel, Key, Symbol, load
 from kernelstore.cuda.arguments import Parameter
@@ -33,7 +33,7 @@ def kernel_of(fake: FakeDriver, *declared: str) -> Kernel:
 
 
 def kernel_with(*symbols: Symbol) -> Kernel:
-    return load(Artifact(Key(bytes(32)), "cubin", "sm_90", b"\x7fELF", symbols=symbols)).get_kernel("k")
+    return load(Artifact(Key(bytes(32)), "cubin", "sm_90", IMAGE, symbols=symbols)).get_kernel("k")
 
 
 def packed(fake: FakeDriver, declared: str, value: object) -> bytes:
@@ -149,7 +149,7 @@ def test_objects_of_cuda_bindings_are_pointers(fake: FakeDriver) -> None:
 def test_a_variable_of_a_module_is_a_pointer(fake: FakeDriver) -> None:
     kernel = kernel_of(fake, "u64")
     fake.globals = {"table": (0xABC000, 64)}
-    table = load(Artifact(Key(bytes(32)), "cubin", "sm_90", b"\x7fELF")).get_global("table")
+    table = load(Artifact(Key(bytes(32)), "cubin", "sm_90", IMAGE)).get_global("table")
     kernel.launch(1, 1, (table,))
     assert fake.launches[-1].arguments == [struct.pack("<Q", 0xABC000)]
 

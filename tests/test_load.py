@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_driver import FakeDriver
+from fake_driver import IMAGE, FakeDriver
 
 from kernelstore import Artifact, Key, Symbol, load
 from kernelstore.cuda import driver
@@ -39,7 +39,7 @@ PTX = b".version 9.5\n.target sm_90\n.address_size 64\n"
 def artifact(kind: str = "cubin", *, key: int = 1, **changes: Any) -> Artifact:
     fields: dict[str, Any] = {
         "arch": "compute_90" if kind == "ptx" else "sm_90",
-        "payload": PTX + b"\0" if kind == "ptx" else b"\x7fELF" + bytes(60),
+        "payload": PTX + b"\0" if kind == "ptx" else IMAGE,
         "ptx_version": 905 if kind == "ptx" else None,
         "symbols": (SAXPY,),
     }

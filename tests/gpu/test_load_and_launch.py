@@ -439,7 +439,7 @@ def test_ptx_for_a_newer_arch_is_refused(build: Build, device: int) -> None:
 
 
 def test_damaged_code_is_an_invalid_image(run_python: Callable[..., str], build: Build, tmp_path: Any) -> None:
-    """C42 (200), in a process of its own: what a driver makes of damage is not known."""
+    """C42: damage that can be seen does not reach the driver, of which nobody knows what it makes of it."""
     path = tmp_path / "damaged"
     payload = build(ADD_ONE).payload
     path.write_bytes(payload[:64] + bytes(len(payload) - 64))
@@ -448,13 +448,13 @@ import sys, pathlib
 from kernelstore import Artifact, Key, load
 from kernelstore.errors import InvalidImage
 payload = pathlib.Path(sys.argv[1]).read_bytes()
-for number, broken in enumerate((payload, payload[:64], b"hello, this is no code")):
+for number, broken in enumerate((payload[:64], b"hello, this is no code", b"")):
     try:
         load(Artifact(Key(bytes([number]) * 32), "cubin", "sm_90", broken)).get_kernel("add_one")
     except InvalidImage as error:
         print(error.result)
 """
-    assert run_python(script, path).split() == ["200"] * 3
+    assert run_python(script, path).split() == ["None"] * 3
 
 
 def test_broken_ptx_is_refused_with_the_log_of_the_jit(ptx_for_driver: Build) -> None:
