@@ -10,13 +10,26 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kernelstore import errors
     from kernelstore.artifact import Artifact, ArtifactInfo, Program, Symbol
     from kernelstore.compiler import Compiler
     from kernelstore.key import Key
     from kernelstore.loader import Kernel, Module, load
     from kernelstore.store import Store
 
-__all__ = ["Artifact", "ArtifactInfo", "Compiler", "Kernel", "Key", "Module", "Program", "Store", "Symbol", "load"]
+__all__ = [
+    "Artifact",
+    "ArtifactInfo",
+    "Compiler",
+    "Kernel",
+    "Key",
+    "Module",
+    "Program",
+    "Store",
+    "Symbol",
+    "errors",
+    "load",
+]
 __version__ = "0.1.0"
 
 # Names are lazy (PEP 562), so that `import kernelstore` costs no sqlite3, no NVRTC and no driver.
@@ -35,6 +48,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module("kernelstore.errors")
     if name in _HOME:
         value = getattr(importlib.import_module(f"kernelstore.{_HOME[name]}"), name)
         globals()[name] = value

@@ -33,6 +33,7 @@ def run(request: Request, toolchain: Toolchain) -> list[Artifact]:
         name_expressions=request.name_expressions,
         headers=request.headers,
         arch=request.arch,
+        resource_usage=request.kind == "cubin",
     )
     return _artifacts(request, output, toolchain, (time.perf_counter() - started) * 1000)
 

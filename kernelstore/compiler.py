@@ -22,6 +22,8 @@ from kernelstore.errors import (
     NoDriver,
     PayloadRejected,
     StoreError,
+    StoreWarning,
+    UncacheableWarning,
     UnknownPlugin,
     UnsupportedArch,
 )
@@ -33,20 +35,12 @@ from kernelstore.toolchain import Toolchain
 if TYPE_CHECKING:
     from kernelstore.loader import Kernel, Module
 
-__all__ = ["Compiler", "StoreWarning", "UncacheableWarning"]
+__all__ = ["Compiler"]
 
 # What NVRTC makes; other kinds are imported or linked.
 _COMPILED_KINDS = ("cubin", "ptx", "ltoir")
 
 _logger = logging.getLogger("kernelstore.compiler")
-
-
-class StoreWarning(RuntimeWarning):
-    """The store cannot be used just now: kernels are compiled and returned, not stored."""
-
-
-class UncacheableWarning(RuntimeWarning):
-    """A program cannot be keyed: it is compiled each time."""
 
 
 class Compiler:
@@ -378,7 +372,7 @@ class Compiler:
         artifacts = build.run(request, toolchain)
         compile_ms = artifacts[0].compile_ms
         _logger.info("compiled %s for %s in %.1f ms", request.name or "a program", request.arch, compile_ms)
-        store = self._store
+        store = self.store
         if store is not None:
             store.count("compile")
             store.count("compile_us", value=round(compile_ms * 1000))

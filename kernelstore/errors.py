@@ -42,6 +42,10 @@
         `-- LaunchError                   arguments or configuration of a launch
     KernelNotFound (LookupError)          also under the root
 
+    RuntimeWarning
+    |-- StoreWarning                      the store cannot be used just now
+    `-- UncacheableWarning                a program is compiled each time
+
 `Store` raises these; `Compiler` and the adapters degrade: a broken store costs a compile and a counter.
 Each error carries its facts as attributes and survives pickling.
 """
@@ -85,7 +89,9 @@ __all__ = [
     "StoreLocked",
     "StoreReadOnly",
     "StoreUnavailable",
+    "StoreWarning",
     "ToolchainError",
+    "UncacheableWarning",
     "UnknownPlugin",
     "UnsupportedArch",
     "UnsupportedPTX",
@@ -284,3 +290,11 @@ class LaunchError(LoadError):
 
 class KernelNotFound(KernelStoreError, LookupError):
     """The module has no symbol of that name. Fields: ``name``, ``available``."""
+
+
+class StoreWarning(RuntimeWarning):
+    """The store cannot be used just now: kernels are compiled and returned, not stored."""
+
+
+class UncacheableWarning(RuntimeWarning):
+    """A program cannot be keyed: it is compiled each time."""

@@ -62,9 +62,6 @@ class Request:
         options = [*self.options.command, *(f"-I{path}" for path in directories)]
         if self.kind == "ltoir" and not self.options.lto:
             options.append("--dlink-time-opt")
-        if self.kind == "cubin":
-            # For the resource usage of each kernel; what it prints is taken out of the log again.
-            options.append("--ptxas-options=-v")
         return tuple(options)
 
     def artifact_key(self, kind: str, arch: Arch, toolchain: str) -> Key:

@@ -119,18 +119,19 @@ class Store:
         """
         key = Key(key)
         artifact = self._read(key)
-        if artifact is not None:
+        if artifact is None:
+            self._tally.count("miss")
+        else:
             self._tally.use(key, artifact.compile_ms)
         return artifact
 
     def peek(self, key: Key | bytes | str) -> Artifact | None:
-        """Return the artifact with that key as `get` does, without counting a use: for those who look around."""
+        """Return the artifact with that key as `get` does, without counting it: for those who look around."""
         return self._read(Key(key))
 
     def _read(self, key: Key) -> Artifact | None:
         found = self._pool.read(statements.BLOB_OF_KEY, {"key": key})
         if not found:
-            self._tally.count("miss", "absent")
             _logger.debug("miss %s: absent", key)
             return None
         artifact_id, *row = found[0]
@@ -230,7 +231,7 @@ class Store:
             last = found[-1][0]
 
     def __len__(self) -> int:
-        count: int = self._pool.read("SELECT count(*) FROM artifact", {})[0][0]
+        count: int = self._pool.read(statements.COUNT_ARTIFACTS, {})[0][0]
         return count
 
     def __bool__(self) -> bool:
@@ -449,7 +450,6 @@ class Store:
 
     def _drop_damaged(self, key: Key, artifact_id: int, checksum: bytes, error: PayloadCorrupt) -> None:
         self._tally.count("corrupt", error.reason)
-        self._tally.count("miss", "corrupt")
         _logger.warning("dropped a damaged row: %s; it will be compiled again", error)
         try:
             with self._pool.write() as connection:

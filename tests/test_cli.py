@@ -164,7 +164,7 @@ def test_an_error_has_no_traceback_in_a_process_of_its_own(tmp_path: Path) -> No
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("kernelstore: ")
+    assert "no store at" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

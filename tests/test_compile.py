@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import pytest
 
 from kernelstore import Artifact, Compiler, Store
-from kernelstore.compiler import StoreWarning, UncacheableWarning
 from kernelstore.cuda import nvrtc, toolkit
 from kernelstore.errors import (
     ArchRequired,
@@ -21,7 +20,9 @@ from kernelstore.errors import (
     InvalidArgument,
     InvalidOption,
     InvalidType,
+    StoreWarning,
     ToolchainError,
+    UncacheableWarning,
     UnknownPlugin,
     UnsupportedArch,
 )

@@ -13,7 +13,7 @@ from kernelstore import errors
 CLASSES = [
     cls
     for _, cls in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(cls, BaseException) and cls.__module__ == errors.__name__
+    if issubclass(cls, BaseException) and not issubclass(cls, Warning) and cls.__module__ == errors.__name__
 ]
 
 

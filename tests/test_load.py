@@ -328,7 +328,7 @@ def test_a_refused_load_leaves_nothing_behind(fake: FakeDriver) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "text"),
     [
-        ("ltoir", {"payload": b"\xedCN\x7f"}, "link input"),
+        ("ltoir", {"payload": b"\xedCN\x7f"}, "input of a link"),
         ("cubin", {"relocatable": True}, "relocatable"),
         ("ptx", {"relocatable": True}, "relocatable"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 
 import click
 
@@ -71,8 +72,13 @@ def _group() -> None:
     """
 
 
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    click.echo(f"kernelstore: warning: {message}", err=True)
+
+
 def main() -> None:
-    """Run the command line: errors go to stderr in one line, without a traceback."""
+    """Run the command line: errors and warnings go to stderr in one line, without a traceback."""
+    warnings.showwarning = _show_warning
     try:
         status = _group.main(standalone_mode=False)
     except click.exceptions.Abort:

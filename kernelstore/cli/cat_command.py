@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kernelstore import plugins
-from kernelstore.cli.options import db_option
+from kernelstore.cli.options import db_option, existing
 from kernelstore.store import Store
 
 __all__ = ["command"]
@@ -28,7 +28,7 @@ def command(key: str, db: Path | None, source: bool, output: Path | None) -> Non
       kernelstore cat 9f31c2 --source
       kernelstore cat 9f31c2 -o saxpy.cubin
     """
-    with Store(db) as store:
+    with Store(existing(db)) as store:
         found = store.find(key)
         if source:
             info = store.info(found)

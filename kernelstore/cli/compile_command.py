@@ -18,7 +18,7 @@ __all__ = ["command"]
 
 @click.command("compile", context_settings={"ignore_unknown_options": True})
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- NVRTC_OPTION...]")
 @db_option
 @click.option("--arch", "archs", multiple=True, metavar="ARCH", help="Such as sm_90a; may be given several times.")
 @click.option(
@@ -39,7 +39,9 @@ def command(
     include_dirs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compile a CUDA C++ FILE into the store, or find it there. OPTIONS go to NVRTC. Needs no GPU if --arch is given.
+    """Compile a CUDA C++ FILE into the store, or find it there. What follows `--` goes to NVRTC.
+
+    Without --arch it is compiled for the current device; with it no GPU is needed.
 
     \b
     Examples:

@@ -82,8 +82,12 @@ def _store(db: Path | None) -> Iterator[_Finding]:
     if db is None and settings.flag("DISABLE"):
         yield _Finding("store", "disabled by KERNELSTORE_DISABLE")
         return
+    path = settings.default_path() if db is None else db
+    if not path.exists():
+        yield _Finding("store", f"none yet at {path}")
+        return
     try:
-        with Store(db) as store:
+        with Store(path) as store:
             stats = store.stats()
             path = store.path
     except KernelStoreError as error:

@@ -8,7 +8,7 @@ import click
 
 from kernelstore.artifact import ArtifactInfo
 from kernelstore.cli import text
-from kernelstore.cli.options import db_option, json_option
+from kernelstore.cli.options import db_option, existing, json_option
 from kernelstore.store import Store
 
 __all__ = ["command"]
@@ -33,7 +33,7 @@ def command(
       kernelstore ls --limit 20
       kernelstore ls --arch sm_90 --kind cubin --symbol 'saxpy*'
     """
-    with Store(db) as store:
+    with Store(existing(db)) as store:
         found = list(store.search(arch=arch, kind=kind, symbol=symbol, limit=limit))
     if as_json:
         text.dump_json(found)

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["db_option", "json_option"]
+from kernelstore import settings
+
+__all__ = ["db_option", "existing", "json_option"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -21,6 +23,20 @@ def db_option(function: _Function) -> _Function:
         metavar="PATH",
         help="The store's file. [default: $KERNELSTORE_PATH, else cache.db in your cache directory]",
     )(function)
+
+
+def existing(db: Path | None) -> Path:
+    """Return the path of a store that is there: looking at one must not make one by a slip of the pen.
+
+    Raises
+    ------
+    click.ClickException
+        There is no file.
+    """
+    path = settings.default_path() if db is None else db
+    if not path.exists():
+        raise click.ClickException(f"there is no store at {path}; compile, put, demo and upgrade make one")
+    return path
 
 
 def json_option(function: _Function) -> _Function:

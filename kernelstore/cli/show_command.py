@@ -8,7 +8,7 @@ import click
 
 from kernelstore.artifact import ArtifactInfo, Program, Symbol
 from kernelstore.cli import text
-from kernelstore.cli.options import db_option, json_option
+from kernelstore.cli.options import db_option, existing, json_option
 from kernelstore.store import Store
 
 __all__ = ["command"]
@@ -27,7 +27,7 @@ def command(key: str, db: Path | None, source: bool, log: bool, as_json: bool) -
     Example:
       kernelstore show 9f31c2 --source
     """
-    with Store(db) as store:
+    with Store(existing(db)) as store:
         found = store.find(key)
         info = store.info(found)
         program = None if info.program_key is None else store.program(info.program_key)
@@ -71,8 +71,8 @@ def _facts(info: ArtifactInfo, program: Program | None) -> list[tuple[str, str]]
         facts += [
             ("program", f"{program.name or '(no name)'}  {program.key}"),
             ("options", " ".join(program.options) or "none"),
-            ("headers", ", ".join(program.headers) or "none by content"),
-            ("includes", ", ".join(program.external_includes) or "none of a toolkit"),
+            ("own headers", ", ".join(program.headers) or "none"),
+            ("toolkit headers", ", ".join(program.external_includes) or "none"),
         ]
     return facts
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kernelstore.cli import text
-from kernelstore.cli.options import db_option
+from kernelstore.cli.options import db_option, existing
 from kernelstore.store import Store
 
 __all__ = ["command"]
@@ -41,7 +41,7 @@ def command(statement: str, parameters: tuple[str, ...], db: Path | None, output
       kernelstore sql "SELECT arch, count(*) FROM artifact GROUP BY arch"
       kernelstore sql "SELECT * FROM kernel_usage WHERE arch = ?" sm_90 --format csv
     """
-    with Store(db) as store:
+    with Store(existing(db)) as store:
         result = store.sql(statement, parameters, timeout_s=timeout_s)
     if output == "table":
         headings = [(column, "left") for column in result.columns]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kernelstore.cli import text
-from kernelstore.cli.options import db_option, json_option
+from kernelstore.cli.options import db_option, existing, json_option
 from kernelstore.store import Store
 
 __all__ = ["command"]
@@ -24,7 +24,7 @@ def command(db: Path | None, as_json: bool) -> None:
     Example:
       kernelstore stats --json
     """
-    with Store(db) as store:
+    with Store(existing(db)) as store:
         stats = store.stats()
     if as_json:
         text.dump_json(dataclasses.asdict(stats) | {"hit_rate": stats.hit_rate})

@@ -25,9 +25,8 @@ def command(db: Path | None, as_json: bool) -> None:
       kernelstore upgrade --db cache.db
     """
     with Store(db) as store:
-        made_by = store.sql("SELECT value FROM meta WHERE key = 'made_by'").rows[0][0]
         path = store.path
     if as_json:
-        text.dump_json({"path": path, "revision": REVISION, "made_by": made_by})
+        text.dump_json({"path": path, "revision": REVISION})
     else:
-        click.echo(f"{path} is at schema revision {REVISION:04}; it was made by {made_by}")
+        click.echo(f"{path} is at schema revision {REVISION:04}")

@@ -81,6 +81,7 @@ def compile_program(
     name_expressions: Sequence[str],
     headers: Mapping[str, str],
     arch: Arch,
+    resource_usage: bool = False,
 ) -> Output:
     """Compile one program; the GIL is not held while NVRTC works.
 
@@ -98,6 +99,8 @@ def compile_program(
         Headers by content, under the names that ``#include`` spells.
     arch : Arch
         ``sm_*`` gives PTX and cubin, ``compute_*`` PTX alone.
+    resource_usage : bool
+        Whether ptxas adds to the log what each kernel uses; `kernelstore.cuda.ptxas.split_log` reads it.
 
     Raises
     ------
@@ -115,6 +118,8 @@ def compile_program(
     request = _Request(source, name, tuple(options), tuple(dict.fromkeys(name_expressions)), headers, arch)
     nvrtc = _loaded()
     flags = [f"--gpu-architecture={arch}".encode(), *(_encode(option, "option") for option in request.options)]
+    if resource_usage:
+        flags.append(b"--ptxas-options=-v")
     expressions = [_encode(expression, "name expression") for expression in request.name_expressions]
     result, program = nvrtc.nvrtcCreateProgram(
         _encode(source, "source"),

@@ -112,7 +112,7 @@ class Pool:
         if wal_bytes <= _CHECKPOINT_BYTES:
             return
         # Before SQLite 3.51.3 a commit that resets the WAL during a checkpoint can lose committed rows; holding the
-        # write lock meanwhile keeps all commits out (docs/concurrency.md). A failure costs only a longer WAL.
+        # write lock meanwhile keeps all commits out (docs/how-it-works.md). A failure costs only a longer WAL.
         with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(self.path, timeout_s=0)) as other:
             writer.execute("BEGIN IMMEDIATE")
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "ADD_TO_COUNTER",
     "BLOB_OF_KEY",
+    "COUNT_ARTIFACTS",
     "DELETE_ARTIFACT",
     "DELETE_DAMAGED",
     "DELETE_PROGRAM_IF_UNUSED",
@@ -35,6 +36,8 @@ SELECT blob.artifact_id, blob.codec, blob.size_bytes, blob.checksum, blob.header
 FROM artifact JOIN blob ON blob.artifact_id = artifact.id
 WHERE artifact.key = :key
 """
+
+COUNT_ARTIFACTS = "SELECT count(*) FROM artifact"
 
 KEYS_AFTER = "SELECT id, key FROM artifact WHERE id > :id ORDER BY id LIMIT :limit"
 
