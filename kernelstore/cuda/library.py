@@ -79,17 +79,18 @@ class Hold:
 
 
 class _Library:
-    __slots__ = ("handle", "key", "lock", "users")
+    __slots__ = ("handle", "identity", "lock", "users")
 
-    def __init__(self, key: Key) -> None:
-        self.key = key
+    def __init__(self, identity: tuple[Key, bytes]) -> None:
+        self.identity = identity
         self.handle: Any = None
         self.users = 0
         # Held while the driver loads, so that a long JIT of one key does not hold up the others.
         self.lock = threading.Lock()
 
 
-_libraries: dict[Key, _Library] = {}
+# By key and payload: an artifact made by hand may have any key, and must not get another one's kernels.
+_libraries: dict[tuple[Key, bytes], _Library] = {}
 _libraries_lock = threading.Lock()
 
 
@@ -102,7 +103,8 @@ def hold(driver: Driver, artifact: Artifact, payload: bytes) -> Hold:
         The driver refused; nothing was loaded.
     """
     with _libraries_lock:
-        library = _libraries.setdefault(artifact.key, _Library(artifact.key))
+        identity = artifact.key, payload
+        library = _libraries.setdefault(identity, _Library(identity))
         library.users += 1
     try:
         with library.lock:
@@ -119,6 +121,6 @@ def _release(driver: Driver, library: _Library) -> None:
         library.users -= 1
         if library.users:
             return
-        del _libraries[library.key]
+        del _libraries[library.identity]
     if library.handle is not None:
         driver.call("cuLibraryUnload", library.handle)
