@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from kernelstore import plugins, settings
 from kernelstore.arch import Arch
@@ -84,7 +85,8 @@ class Compiler:
         self._options = tuple(options)
         self._include_dirs = checked_dirs(include_dirs)
         self._modules: dict[tuple[object, ...], Module] = {}
-        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._kernels: dict[tuple[Module, str], Kernel] = {}
+        self._held: list[Module] = []
         self._lock = threading.Lock()
         self._warned: set[str] = set()
 
@@ -172,6 +174,9 @@ class Compiler:
             headers=headers,
             extra=extra,
         )
+        return self._obtain(request, cache=cache, codec=codec)
+
+    def _obtain(self, request: Request, *, cache: bool, codec: str | None = None) -> Artifact:
         if codec is not None:
             plugins.load("codecs", codec)
         store = self.store if cache else None
@@ -225,7 +230,7 @@ class Compiler:
         name_expressions = checked_names(name_expressions)
         headers = checked_headers(headers)
         place = driver.current_device()
-        request = (
+        asked = (
             source,
             arch,
             name,
@@ -236,24 +241,26 @@ class Compiler:
             extra,
             place,
         )
-        module = self._modules.get(request) if cache else None
+        module = self._modules.get(asked) if cache else None
         if module is not None:
             return module
-        arguments: dict[str, Any] = {
-            "name": name,
-            "options": options,
-            "name_expressions": name_expressions,
-            "include_dirs": include_dirs,
-            "headers": headers,
-            "extra": extra,
-            "cache": cache,
-        }
-        artifact = self._for_device(source, arch, arguments)
+        request = self._request(
+            source,
+            "cubin",
+            arch=arch,
+            name=name,
+            options=options,
+            name_expressions=name_expressions,
+            include_dirs=include_dirs,
+            headers=headers,
+            extra=extra,
+        )
+        module = load(self._for_device(request, arch, cache=cache))
         with self._lock:
-            module = self._modules.get(request) if cache else None
-            if module is None:
-                module = load(artifact)
-                self._modules[request] = module
+            self._held.append(module)
+            # What cannot be keyed may compile to something else the next time.
+            if cache and request.uncacheable is None:
+                module = self._modules.setdefault(asked, module)
         return module
 
     def kernel(
@@ -302,18 +309,18 @@ class Compiler:
             extra=extra,
             cache=cache,
         )
-        held = (id(module), name_expression)
-        kernel = self._kernels.get(held)
+        kernel = self._kernels.get((module, name_expression))
         if kernel is None:
-            kernel = self._kernels[held] = module.get_kernel(name_expression)
+            kernel = self._kernels[module, name_expression] = module.get_kernel(name_expression)
         return kernel
 
     def close(self) -> None:
         """Unload the modules, and close the store if the compiler opened it; a second call does nothing."""
         with self._lock:
             self._kernels.clear()
-            while self._modules:
-                self._modules.popitem()[1].unload()
+            self._modules.clear()
+            while self._held:
+                self._held.pop().unload()
             store, self._store = (self._store, None) if self._owns_store else (None, self._store)
             self._owns_store = False
         if store is not None:
@@ -378,20 +385,19 @@ class Compiler:
             store.count("compile_us", value=round(compile_ms * 1000))
         return artifacts
 
-    def _for_device(self, source: str, arch: str | None, arguments: dict[str, Any]) -> Artifact:
+    def _for_device(self, request: Request, arch: str | None, *, cache: bool) -> Artifact:
         try:
-            return self.compile(source, "cubin", arch=arch, **arguments)
+            return self._obtain(request, cache=cache)
         except UnsupportedArch as error:
             # Only where the arch is the device's own. PTX of an older arch runs on a newer device.
-            if arch is not None or Options.read((*self._options, *arguments["options"])).arch is not None:
+            device = request.arch.compute_capability
+            known = [number for number in error.supported if (number // 10, number % 10) <= device]
+            if arch is not None or request.options.arch is not None or not known:
                 raise
-            device = Arch.parse(error.arch)
-            known = [number for number in error.supported if (number // 10, number % 10) <= device.compute_capability]
-            if not known:
-                raise
-            fallback = f"compute_{max(known)}"
-            _logger.info("%s is newer than %s; compiling PTX for %s", device, error.toolchain, fallback)
-            return self.compile(source, "ptx", arch=fallback, **arguments)
+            newest = max(known)
+            fallback = Arch(newest // 10, newest % 10, virtual=True)
+            _logger.info("%s is newer than %s; compiling PTX for %s", request.arch, error.toolchain, fallback)
+            return self._obtain(dataclasses.replace(request, kind="ptx", arch=fallback), cache=cache)
 
     # -- the store, which may fail --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable
@@ -575,3 +576,59 @@ def test_no_warning_comes_with_an_ordinary_compile(compiler: Compiler) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiler.compile(K, arch="sm_90")
+
+
+# -- modules ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Artifact]:
+    """Stand in for the driver: what would be loaded."""
+    from kernelstore import loader
+    from kernelstore.cuda import driver
+
+    loaded: list[Artifact] = []
+    monkeypatch.setattr(driver, "current_device", lambda: 0)
+    monkeypatch.setattr(driver, "compute_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(loader, "load", lambda artifact: loaded.append(artifact) or Mock())
+    return loaded
+
+
+def test_a_module_is_loaded_once(compiler: Compiler, loads: list[Artifact], count_compiles: Count) -> None:
+    first = compiler.module(T, name_expressions=("addn<3>", "addn<4>"))
+    second = compiler.module(T, name_expressions=("addn<4>", "addn<3>"))
+
+    assert first is second
+    assert [(artifact.kind, artifact.arch) for artifact in loads] == [("cubin", "sm_90")]
+    assert compiler.kernel(T, "addn<3>") is compiler.kernel(T, "addn<3>")
+    assert count_compiles() == 2
+
+
+def test_a_module_that_cannot_be_keyed_is_never_an_old_one(
+    compiler: Compiler, loads: list[Artifact], tmp_path: Path
+) -> None:
+    header = tmp_path / "q.h"
+    source = '#include <q.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
+    modules = []
+    for value in ("1", "2"):
+        header.write_text(f"#define Q {value}")
+        with pytest.warns(UncacheableWarning) if value == "1" else contextlib.nullcontext():
+            modules.append(compiler.module(source, include_dirs=[tmp_path]))
+
+    assert modules[0] is not modules[1]
+    assert loads[0].payload != loads[1].payload
+    compiler.close()
+    for module in modules:
+        module.unload.assert_called_once()
+
+
+def test_closing_unloads_every_module_once(store: Store, loads: list[Artifact]) -> None:
+    compiler = Compiler(store)
+    modules = [compiler.module(K), compiler.module(K, cache=False), compiler.module(K)]
+
+    compiler.close()
+    compiler.close()
+
+    assert modules[0] is modules[2]
+    for module in modules:
+        module.unload.assert_called_once()
