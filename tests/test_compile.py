@@ -211,6 +211,14 @@ def test_an_arch_specific_instruction_needs_the_arch_with_its_suffix(compiler: C
     ]
 
 
+def test_close_archs_do_not_share_an_entry(compiler: Compiler) -> None:
+    """C13: what was made for sm_120a is nothing for sm_121, nor for sm_120."""
+    compiler.compile(K, arch="sm_120a")
+
+    assert not compiler.compile(K, arch="sm_121").from_cache
+    assert not compiler.compile(K, arch="sm_120").from_cache
+
+
 def test_a_failed_compile_leaves_no_row_and_is_not_remembered(compiler: Compiler, rows: Rows) -> None:
     """C19, C21."""
     source = '#include <missing.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'

@@ -92,6 +92,18 @@ def test_a_file_that_is_no_database_is_refused_and_stays_as_it_is(tmp_path: Path
     assert digests(tmp_path) == before
 
 
+@pytest.mark.parametrize(("at", "content"), [(0, bytes(16)), (16, b"\x00\x03")], ids=["magic (F15)", "page size (F16)"])
+def test_a_store_whose_header_is_overwritten_is_no_database_any_more(path: Path, at: int, content: bytes) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[at : at + len(content)] = content
+    path.write_bytes(damaged)
+
+    with pytest.raises(NotADatabase):
+        Store(path)
+
+    assert path.read_bytes() == damaged
+
+
 @pytest.mark.parametrize("wal", [False, True], ids=["rollback journal", "WAL with uncheckpointed pages"])
 def test_another_applications_database_is_refused_and_stays_as_it_is(tmp_path: Path, wal: bool) -> None:
     """As with Firefox's places.db (F46)."""

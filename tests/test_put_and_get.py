@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kernelstore import Artifact, Key, Store
+from kernelstore.db import rows as rows_module
 from kernelstore.db import statements
 from kernelstore.errors import (
     InvalidArgument,
@@ -212,6 +213,16 @@ def test_an_artifact_that_is_not_what_it_says_is_refused_and_nothing_is_written(
         store.put(dataclasses.replace(cubin, **changes))
 
     assert len(store) == 0
+
+
+def test_a_payload_above_what_sqlite_holds_is_refused(
+    store: Store, cubin: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F38, with a smaller limit than 1 GB."""
+    monkeypatch.setattr(rows_module, "MAX_PAYLOAD_BYTES", cubin.size_bytes - 1)
+
+    with pytest.raises(InvalidArgument, match="too large"):
+        store.put(cubin)
 
 
 def test_only_artifacts_are_put(store: Store) -> None:
