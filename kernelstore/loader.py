@@ -16,6 +16,7 @@ from kernelstore.errors import (
     InvalidImage,
     InvalidType,
     KernelNotFound,
+    LoadError,
     NeedsLink,
     PayloadRejected,
 )
@@ -62,15 +63,7 @@ def load(artifact: Artifact, *, device: int | None = None) -> Module:
     plugin = plugins.load("kinds", artifact.kind)
     if artifact.relocatable or not plugin.loadable:
         what = "relocatable (compiled with -rdc=true)" if plugin.loadable else "input of a link"
-        raise NeedsLink(
-            f"the {artifact.kind} of {artifact.arch}, key {artifact.key}, is {what}; link it to a cubin first",
-            result=None,
-            name=None,
-            kind=artifact.kind,
-            arch=artifact.arch,
-            key=artifact.key,
-            driver_version=None,
-        )
+        raise _withheld(NeedsLink, artifact, f"is {what}; link it to a cubin first")
     # PTX has to end with a NUL, which is what its normal form is.
     payload = plugin.normalise(artifact.payload) if plugin.is_text else artifact.payload
     _check(artifact, plugin, payload)
@@ -82,19 +75,24 @@ def load(artifact: Artifact, *, device: int | None = None) -> Module:
 
 
 def _check(artifact: Artifact, plugin: Kind, payload: bytes) -> None:
-    # What a driver makes of bytes that are no image is not defined: it may answer 200, or never (25 us).
+    # What a driver makes of damaged bytes is not defined: docs/decisions/0005-checked-before-the-driver.md.
     try:
         plugin.check(payload, artifact.arch)
     except PayloadRejected as error:
-        raise InvalidImage(
-            f"the {artifact.kind} of {artifact.arch}, key {artifact.key}, was not given to the driver: {error}",
-            result=None,
-            name=None,
-            kind=artifact.kind,
-            arch=artifact.arch,
-            key=artifact.key,
-            driver_version=None,
-        ) from error
+        raise _withheld(InvalidImage, artifact, f"was not given to the driver: {error}") from error
+
+
+def _withheld(cls: type[LoadError], artifact: Artifact, why: str) -> LoadError:
+    """Make the error for an artifact that the driver did not see."""
+    return cls(
+        f"the {artifact.kind} of {artifact.arch}, key {artifact.key}, {why}",
+        result=None,
+        name=None,
+        kind=artifact.kind,
+        arch=artifact.arch,
+        key=artifact.key,
+        driver_version=None,
+    )
 
 
 class Module:
