@@ -194,7 +194,10 @@ class Compiler:
                 return found
         artifacts = self._compile(request, toolchain)
         if store is not None:
-            self._keep(store, artifacts, codec)
+            if _is_as_asked(request):
+                self._keep(store, artifacts, codec)
+            else:
+                store.count("not_stored", "compiled after -G")
         return artifacts[0]
 
     def module(
@@ -437,6 +440,12 @@ class Compiler:
                 UncacheableWarning,
                 stacklevel=_outside(),
             )
+
+
+def _is_as_asked(request: Request) -> bool:
+    from kernelstore.cuda import nvrtc
+
+    return request.options.debug or not nvrtc.leaks_debug()
 
 
 def _arch(given: str | None, among_options: Arch | None) -> Arch:

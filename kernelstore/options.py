@@ -76,6 +76,8 @@ class Options:
         ``-dlto``; ``-rdc=true``; not ``--no-source-include``.
     shows_paths : bool
         ``-lineinfo`` or ``-G``: file names reach the output.
+    debug : bool
+        ``-G``.
     verbose : bool
         The caller asked ptxas for ``-v``.
     side_effect : str or None
@@ -90,6 +92,7 @@ class Options:
     relocatable: bool
     source_include: bool
     shows_paths: bool
+    debug: bool
     verbose: bool
     side_effect: str | None
 
@@ -121,6 +124,7 @@ class Options:
             lto="--dlink-time-opt" in names or "--gen-opt-lto" in names,
             relocatable=names.get("--relocatable-device-code") == "true",
             source_include="--no-source-include" not in names,
+            debug="--device-debug" in names,
             shows_paths="--device-debug" in names or "--generate-line-info" in names,
             verbose=any({"-v", "--verbose"} & set(value.replace(",", " ").split()) for value in ptxas),
             side_effect=next((name for name, _ in pairs if name in _SIDE_EFFECTS), None),

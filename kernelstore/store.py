@@ -81,7 +81,7 @@ class Store:
         if not isinstance(lock_timeout_s, (int, float)) or not 0 < lock_timeout_s <= 86400:
             raise InvalidArgument(f"lock_timeout_s is a number of seconds above 0, not {lock_timeout_s!r}")
         # The one place where the directory may be missing; `prepare` makes it.
-        if not self._path.parent.exists():
+        if not os.path.exists(self._path.parent):
             prepare(self._path, timeout_s=lock_timeout_s)
         lock = SharedLock(self._path, timeout_s=lock_timeout_s)
         try:
@@ -482,7 +482,8 @@ def _checked_path(path: str | os.PathLike[str] | None) -> Path:
     if not text or "\0" in text:
         raise InvalidArgument(f"{text!r} is no path of a store; leave it out for the default store")
     resolved = Path(text).expanduser().resolve()
-    if resolved.is_dir():
+    # os.path answers False where pathlib raises: whether the file can be reached shows when it is opened.
+    if os.path.isdir(resolved):
         raise InvalidArgument(f"{resolved} is a directory; give a file in it, such as {resolved / 'cache.db'}")
     return resolved
 

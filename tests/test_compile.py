@@ -640,3 +640,18 @@ def test_closing_unloads_every_module_once(store: Store, loads: list[Artifact]) 
     assert modules[0] is modules[2]
     for module in modules:
         module.unload.assert_called_once()
+
+
+def test_what_nvrtc_12_compiles_after_a_debug_compile_is_not_stored(compiler: Compiler, store: Store) -> None:
+    """NVRTC 12.9 keeps something of -G: later output is right, but not what its options mean."""
+    compiler.compile(K, arch="sm_90")
+    compiler.compile(K, arch="sm_90", options=("-G",))
+    leaks = nvrtc.version()[0] < 13
+    try:
+        assert nvrtc.leaks_debug() == leaks
+        compiler.compile(T, arch="sm_90", name_expressions=("addn<1>",))
+
+        assert compiler.compile(T, arch="sm_90", name_expressions=("addn<1>",)).from_cache != leaks
+        assert compiler.compile(K, arch="sm_90", options=("-G",)).from_cache
+    finally:
+        nvrtc._debug_compiled.clear()
