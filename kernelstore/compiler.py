@@ -354,7 +354,7 @@ class Compiler:
     ) -> Request:
         checked_text(source, "source")
         checked_text(name, "name")
-        if kind not in _COMPILED_KINDS:
+        if not isinstance(kind, str) or kind not in _COMPILED_KINDS:
             plugins.load("kinds", kind)
             raise InvalidArgument(f"NVRTC makes {', '.join(_COMPILED_KINDS)}, not {kind!r}")
         if not isinstance(extra, bytes):
@@ -470,4 +470,4 @@ def _outside() -> int:
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("kernelstore"):
         level, frame = level + 1, frame.f_back
-    return level - 1
+    return level

@@ -129,7 +129,7 @@ class Options:
             include_dirs=tuple(value for name, value in pairs if name == "--include-path"),
             pre_includes=tuple(value for name, value in pairs if name == "--pre-include"),
             defines=tuple(value for name, value in pairs if name == "--define-macro"),
-            lto="--dlink-time-opt" in names or "--gen-opt-lto" in names,
+            lto="--dlink-time-opt" in names,
             relocatable=names.get("--relocatable-device-code") == "true",
             source_include="--no-source-include" not in names,
             debug="--device-debug" in names,

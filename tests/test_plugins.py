@@ -34,16 +34,16 @@ def foreign_codec(monkeypatch: pytest.MonkeyPatch) -> None:
         return [point for point in points if point.group == group and name in (None, point.name)]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    plugins.load.cache_clear()
+    plugins._load.cache_clear()
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    for cached in (plugins.load, plugins._own_names):
+    for cached in (plugins._load, plugins._own_names):
         cached.cache_clear()
     yield
-    for cached in (plugins.load, plugins._own_names):
+    for cached in (plugins._load, plugins._own_names):
         cached.cache_clear()
 
 
