@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from kernelstore.artifact import Artifact
-from kernelstore.cli import text
-from kernelstore.cli.options import db_option, json_option
+from kernelstore.cli import made
+from kernelstore.cli.options import db_option, json_option, request_options
 from kernelstore.compiler import Compiler
 from kernelstore.store import Store
 
@@ -20,14 +20,7 @@ __all__ = ["command"]
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- NVRTC_OPTION...]")
 @db_option
-@click.option("--arch", "archs", multiple=True, metavar="ARCH", help="Such as sm_90a; may be given several times.")
-@click.option(
-    "--kind", type=click.Choice(["cubin", "ptx", "ltoir"]), default="cubin", show_default=True, help="What to make."
-)
-@click.option(
-    "--name-expression", "-n", "name_expressions", multiple=True, metavar="NAME", help="Such as 'saxpy<float>'."
-)
-@click.option("--include-dir", "include_dirs", multiple=True, metavar="DIR", help="Directory of user headers.")
+@request_options
 @json_option
 def command(
     file: Path,
@@ -48,7 +41,7 @@ def command(
       kernelstore compile saxpy.cu --arch sm_90 -n 'saxpy<float>'
       kernelstore compile saxpy.cu --arch sm_80 --arch sm_120 -- -std=c++17 -DN=8
     """
-    made: list[tuple[Artifact, float]] = []
+    done: list[tuple[Artifact, float]] = []
     with Store(db) as store, Compiler(store) as compiler:
         for arch in archs or (None,):
             started = time.perf_counter()
@@ -61,32 +54,8 @@ def command(
                 name_expressions=name_expressions,
                 include_dirs=include_dirs,
             )
-            made.append((artifact, (time.perf_counter() - started) * 1000))
+            done.append((artifact, (time.perf_counter() - started) * 1000))
             if not as_json:
-                _print(artifact, made[-1][1])
+                made.show(*done[-1])
     if as_json:
-        text.dump_json(
-            [
-                {
-                    "key": artifact.key,
-                    "kind": artifact.kind,
-                    "arch": artifact.arch,
-                    "size_bytes": artifact.size_bytes,
-                    "from_cache": artifact.from_cache,
-                    "took_ms": took_ms,
-                    "log": artifact.log,
-                    "symbols": artifact.symbols,
-                }
-                for artifact, took_ms in made
-            ]
-        )
-
-
-def _print(artifact: Artifact, took_ms: float) -> None:
-    how = "hit" if artifact.from_cache else "compiled"
-    click.echo(
-        f"{text.short(artifact.key)}  {artifact.kind}  {artifact.arch}  {text.size(artifact.size_bytes)}  "
-        f"{how} in {took_ms:.1f} ms  {', '.join(symbol.name for symbol in artifact.symbols)}"
-    )
-    if artifact.log.strip():
-        click.echo(artifact.log.rstrip(), err=True)
+        made.dump(done)

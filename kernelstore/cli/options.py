@@ -10,7 +10,10 @@ import click
 
 from kernelstore import settings
 
-__all__ = ["db_option", "existing", "json_option"]
+__all__ = ["KIND", "db_option", "existing", "json_option", "request_options"]
+
+# What NVRTC makes.
+KIND = click.Choice(["cubin", "ptx", "ltoir"])
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,3 +45,19 @@ def existing(db: Path | None) -> Path:
 def json_option(function: _Function) -> _Function:
     """Add ``--json``; the command gets ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+def request_options(function: _Function) -> _Function:
+    """Add what a compile request has besides its file: ``archs``, ``kind``, ``name_expressions``, ``include_dirs``."""
+    for option in (
+        click.option("--include-dir", "include_dirs", multiple=True, metavar="DIR", help="Directory of user headers."),
+        click.option(
+            "--name-expression", "-n", "name_expressions", multiple=True, metavar="NAME", help="Such as 'saxpy<float>'."
+        ),
+        click.option("--kind", type=KIND, default="cubin", show_default=True, help="What to make."),
+        click.option(
+            "--arch", "archs", multiple=True, metavar="ARCH", help="Such as sm_90a; may be given several times."
+        ),
+    ):
+        function = option(function)
+    return function
