@@ -116,12 +116,62 @@ def test_a_compile_error_is_shown_without_a_traceback(run: Run, tmp_path: Path) 
     assert done.out == ""
 
 
+def test_explain_tells_a_hit_and_what_differs_in_a_miss(run: Run, source_file: Path) -> None:
+    same = (source_file, "--arch", "sm_90", "-n", "saxpy<float>")
+    key = run("compile", *same, "--json").json[0]["key"]
+
+    hit = run("explain", *same)
+    miss = run("explain", *same, "--arch", "sm_80", "--json", "--", "-DN=8")
+
+    assert (hit.status, hit.out) == (0, f"a hit: {key}\n")
+    assert miss.status == 1
+    assert [told["nearest"] for told in miss.json] == [key, key]
+    assert miss.json[1]["differences"] == [
+        {"part": "options", "text": "-DN=8 is new"},
+        {"part": "arch", "text": "sm_80, stored for sm_90"},
+    ]
+    assert "options: -DN=8 is new" in run("explain", *same, "--", "-DN=8").out
+
+
+def test_explain_spells_a_file_as_compile_does(run: Run, source_file: Path) -> None:
+    run("compile", "./saxpy.cu", "--arch", "sm_90")
+
+    assert run("explain", "./saxpy.cu", "--arch", "sm_90").status == 0
+
+
+def test_explain_compares_two_keys(run: Run, filled: Artifact, ptx: Artifact, store: Store) -> None:
+    cubin_digits, ptx_digits = str(filled.key)[:10], str(ptx.key)[:10]
+    program = store.info(ptx.key).program_key
+
+    differs = run("explain", cubin_digits, ptx_digits)
+    assert differs.status == 1
+    assert differs.out.splitlines() == [
+        "kind: cubin, the other has ptx",
+        "arch: sm_90, the other has compute_90",
+    ]
+    assert [told["part"] for told in run("explain", cubin_digits, ptx_digits, "--json").json] == ["kind", "arch"]
+    assert (run("explain", filled.key, program).out, run("explain", filled.key, filled.key).status) == (
+        "no difference\n",
+        0,
+    )
+
+
+def test_explain_neither_makes_nor_changes_a_store(run: Run, source_file: Path, tmp_path: Path) -> None:
+    done = run("explain", source_file, "--arch", "sm_90", db=tmp_path / "new.db")
+
+    assert done.status == 1
+    assert "no store at" in done.err
+    assert not (tmp_path / "new.db").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         (("compile", "missing.cu"), 2, "missing.cu"),
         (("put", "missing.cubin"), 2, "missing.cubin"),
         (("show", "zz"), 2, "begins no key"),
+        (("explain", "missing.cu"), 2, "two keys"),
+        (("explain", "abcd", "abcd"), 1, "no program"),
         (("show", "abcd"), 1, "no artifact"),
         (("cat", "abcd"), 1, "no artifact"),
         (("ls", "--arch", "90"), 2, "sm_90"),
