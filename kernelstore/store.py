@@ -20,7 +20,7 @@ from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
 from kernelstore.db.tally import Tally
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, PayloadCorrupt, StoreError
-from kernelstore.explanation import Asked, Difference, Explanation
+from kernelstore.explanation import Asked, Difference, Explanation, Stored
 from kernelstore.key import Key
 
 if TYPE_CHECKING:
@@ -455,6 +455,28 @@ class Store:
         Cost: three indexed reads where the program is stored; otherwise at most 250 rows and 50 sources.
         """
         return programs.explain(self._pool, asked)
+
+    def artifacts_of(self, program: Key) -> list[Stored]:
+        """Return what is known of a program's artifacts, newest first; empty where it is not stored.
+
+        Notes
+        -----
+        Cost: one indexed read.
+        """
+        return programs.artifacts_of(self._pool, program)
+
+    def stored_program(self, program: Key | bytes | str) -> Program:
+        """Return the program that `find_program` finds, for a rebuild.
+
+        Notes
+        -----
+        Cost: two or three indexed reads.
+        """
+        key = programs.find(self._pool, program)
+        found = programs.with_key(self._pool, key)
+        if found is None:
+            raise KeyNotFound(f"{self._path} has no program {key}", key=key)
+        return found
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -164,6 +164,33 @@ def test_explain_neither_makes_nor_changes_a_store(run: Run, source_file: Path, 
     assert not (tmp_path / "new.db").exists()
 
 
+def test_rebuild_stores_what_a_compile_would_then_find(run: Run, source_file: Path) -> None:
+    run("compile", source_file, "--arch", "sm_90", "-n", "saxpy<float>")
+    key = run("ls", "--kind", "cubin", "--json").json[0]["key"]
+
+    by_name = run("rebuild", source_file, "--arch", "sm_80", "--arch", "sm_100", "--json").json
+    by_key = run("rebuild", key[:10], "--arch", "sm_80")
+
+    assert [(made["arch"], made["from_cache"]) for made in by_name] == [("sm_80", False), ("sm_100", False)]
+    assert by_key.status == 0
+    assert "sm_80" in by_key.out
+    assert " hit in " in by_key.out
+    found = run("compile", source_file, "--arch", "sm_80", "-n", "saxpy<float>", "--json").json[0]
+    assert (found["key"], found["from_cache"]) == (by_name[0]["key"], True)
+
+
+def test_a_refused_rebuild_says_what_changed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text("#if 0\n#include <later.h>\n#endif\n__global__ void k() {}")
+    run("compile", "k.cu", "--arch", "sm_90")
+    (tmp_path / "later.h").touch()
+
+    done = run("rebuild", "k.cu", "--arch", "sm_80")
+
+    assert (done.status, done.out) == (1, "")
+    assert "later.h" in done.err
+    assert done.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -172,6 +199,8 @@ def test_explain_neither_makes_nor_changes_a_store(run: Run, source_file: Path, 
         (("show", "zz"), 2, "begins no key"),
         (("explain", "missing.cu"), 2, "two keys"),
         (("explain", "abcd", "abcd"), 1, "no program"),
+        (("rebuild", "missing.cu", "--arch", "sm_80"), 1, "no program missing.cu"),
+        (("rebuild", "missing.cu"), 2, "--arch"),
         (("show", "abcd"), 1, "no artifact"),
         (("cat", "abcd"), 1, "no artifact"),
         (("ls", "--arch", "90"), 2, "sm_90"),

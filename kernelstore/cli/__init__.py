@@ -17,6 +17,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "demo": ("demo_command", "Compile a set of real kernels into the store, and show hits on the second run."),
     "compile": ("compile_command", "Compile a CUDA C++ file into the store."),
+    "rebuild": ("rebuild_command", "Compile a stored program for another GPU, without its source file."),
     "explain": ("explain_command", "Tell why a compile would miss, or how two artifacts differ."),
     "put": ("put_command", "Store kernels that nvcc or another compiler made."),
     "ls": ("ls_command", "List what is stored, newest use first."),
