@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from kernelstore import Artifact, Compiler, Difference, Key, Program, Store, errors, explanation
-from kernelstore.db import programs
+from kernelstore.db import programs, statements
 from kernelstore.toolchain import Toolchain
 
 ADDN = "template<int N> __global__ void addn(int* p) {\n    p[0] += N;\n    p[1] += N;\n}\n"
@@ -330,3 +331,27 @@ with Store(sys.argv[1]) as store, Compiler(store) as compiler:
 assert "sqlalchemy" not in sys.modules
 """
     assert run_python(script, path) == "arch: sm_80, stored for sm_90\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "index"),
+    [
+        (statements.PROGRAMS_WITH_NAME, "ix_program_name"),
+        (statements.PROGRAM_WITH_KEY, "sqlite_autoindex_program_1"),
+        (statements.PROGRAMS_WITH_PREFIX, "sqlite_autoindex_artifact_1"),
+        (statements.ARTIFACTS_OF_PROGRAM, "ix_artifact_program"),
+        (statements.ARTIFACT_WITH_KEY, "sqlite_autoindex_artifact_1"),
+        (statements.NEWEST_PROGRAMS, None),
+    ],
+)
+def test_the_search_for_a_program_is_bounded_by_an_index(path: Path, statement: str, index: str | None) -> None:
+    """Only the newest programs are scanned, from the end of the table and up to a limit."""
+    with sqlite3.connect(path) as connection:
+        names = dict.fromkeys(re.findall(r":(\w+)", statement))
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", names)]
+    connection.close()
+
+    scans = [step for step in plan if step.startswith("SCAN") and "SUBQUERY" not in step.upper()]
+    assert index is None or any(index in step for step in plan), plan
+    assert len(scans) <= (index is None), plan
+    assert index is not None or ":limit" in statement

@@ -123,9 +123,10 @@ def _nearest(pool: Pool, program: Program) -> Program | None:
             candidates[row_id] = equal, name == program.name, row_id, size_bytes
     best: tuple[tuple[int, bool, float], Program] | None = None
     left_bytes = _SOURCE_BYTES
-    for _, _, row_id, size_bytes in sorted(candidates.values(), reverse=True)[:_SOURCES]:
+    for equal, same_name, row_id, size_bytes in sorted(candidates.values(), reverse=True)[:_SOURCES]:
         left_bytes -= size_bytes
-        if left_bytes < 0 and best is not None:
+        # In order of likeness but for the source: what comes after cannot be nearer, or costs too much to read.
+        if best is not None and ((equal, same_name) < best[0][:2] or left_bytes < 0):
             break
         stored = _program(pool.read(statements.PROGRAM_WITH_ID, {"id": row_id}))
         likeness = None if stored is None else explanation.likeness(program, stored)
