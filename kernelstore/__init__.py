@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kernelstore import errors
     from kernelstore.artifact import Artifact, ArtifactInfo, Program, Symbol
     from kernelstore.compiler import Compiler
+    from kernelstore.explanation import Difference, Explanation
     from kernelstore.key import Key
     from kernelstore.loader import Kernel, Module, load
     from kernelstore.store import Store
@@ -21,6 +22,8 @@ __all__ = [
     "Artifact",
     "ArtifactInfo",
     "Compiler",
+    "Difference",
+    "Explanation",
     "Kernel",
     "Key",
     "Module",
@@ -37,6 +40,8 @@ _HOME = {
     "Artifact": "artifact",
     "ArtifactInfo": "artifact",
     "Compiler": "compiler",
+    "Difference": "explanation",
+    "Explanation": "explanation",
     "Kernel": "loader",
     "Key": "key",
     "Module": "loader",

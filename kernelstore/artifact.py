@@ -90,6 +90,11 @@ class Program:
         Sorted spellings of the includes that a toolkit has to provide.
     part_digests : mapping of str to str
         Label of each part of the key to 16 hex digits of its digest, so that two programs can be compared.
+    include_dirs : tuple of str, or None
+        Directories on the include path as they were spelled, for a rebuild; no part of the key. ``None`` where the
+        release that stored it did not keep them.
+    extra : bytes or None
+        What the caller added to the key; ``None`` as with `include_dirs`.
     """
 
     key: Key
@@ -100,6 +105,8 @@ class Program:
     headers: Mapping[str, str] = field(default_factory=dict)
     external_includes: tuple[str, ...] = ()
     part_digests: Mapping[str, str] = field(default_factory=dict)
+    include_dirs: tuple[str, ...] | None = None
+    extra: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kernelstore import plugins, settings
+from kernelstore import plugins, settings, stored
 from kernelstore.arch import Arch
 from kernelstore.artifact import Artifact
 from kernelstore.errors import (
@@ -28,6 +28,8 @@ from kernelstore.errors import (
     UnknownPlugin,
     UnsupportedArch,
 )
+from kernelstore.explanation import Asked, Difference, Explanation
+from kernelstore.key import Key
 from kernelstore.options import Options, checked_text
 from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
@@ -192,6 +194,8 @@ class Compiler:
             found = self._look_up(store, request, toolchain)
             if found is not None:
                 return found
+        if store is not None and _logger.isEnabledFor(logging.DEBUG):
+            self._log_miss(store, request, toolchain)
         artifacts = self._compile(request, toolchain)
         if store is not None:
             if _is_as_asked(request):
@@ -317,6 +321,137 @@ class Compiler:
             kernel = self._kernels[module, name_expression] = module.get_kernel(name_expression)
         return kernel
 
+    def explain(
+        self,
+        source: str,
+        kind: str = "cubin",
+        *,
+        arch: str | None = None,
+        name: str = "",
+        options: Sequence[str] = (),
+        name_expressions: Iterable[str] = (),
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        headers: Mapping[str, str] | None = None,
+        extra: bytes = b"",
+    ) -> Explanation:
+        """Tell whether `compile` with the same parameters would hit, and if not, what differs from what is stored.
+
+        Nothing is compiled, written or counted.
+
+        Raises
+        ------
+        InvalidType, InvalidArgument
+            As `compile`.
+        StoreError
+            The file cannot be read.
+        ToolchainError
+            NVRTC cannot be used.
+
+        Notes
+        -----
+        Cost: three indexed reads where the program is stored; otherwise at most 250 rows and 50 sources.
+        """
+        request = self._request(
+            source,
+            kind,
+            arch=arch,
+            name=name,
+            options=options,
+            name_expressions=name_expressions,
+            include_dirs=include_dirs,
+            headers=headers,
+            extra=extra,
+        )
+        if request.uncacheable is not None:
+            return Explanation(None, None, (Difference("uncacheable", request.uncacheable),))
+        store = self.store
+        if store is None:
+            return Explanation(None, None, (Difference("store", "disabled, or it cannot be opened"),))
+        return store.explain_request(_asked(request, Toolchain.expected(request, store)))
+
+    def rebuild(self, program: Key | bytes | str, arch: str, *, kind: str = "cubin") -> Artifact:
+        """Compile a stored program for another GPU, from what is stored of it, and store the artifact.
+
+        It gets the very key that `compile` of the original request would give it, and is a hit if it is there.
+
+        Parameters
+        ----------
+        program : Key, bytes or str
+            A program's name or key, or the key of one of its artifacts; of a key as text the first digits will do.
+        arch : str
+            Such as ``"sm_100a"``.
+        kind : str
+            ``"cubin"``, ``"ptx"`` or ``"ltoir"``.
+
+        Raises
+        ------
+        KeyNotFound
+            There is no such program.
+        RebuildRefused
+            A header has changed, or the key cannot be made again; nothing was compiled or written.
+        InvalidType, InvalidArgument, CompileError, ToolchainError
+            As `compile`; `InvalidArgument` also where several programs are meant.
+        StoreError
+            There is no store, or it cannot be read.
+
+        Notes
+        -----
+        Cost: three indexed reads, then as `compile`. The working directory is that of now: relative include
+        directories have to be where they were.
+        """
+        _check_kind(kind)
+        wanted = target(kind, Arch.parse(arch))
+        return self._obtain(stored.request_of(self._needed_store().stored_program(program), kind, wanted), cache=True)
+
+    def stored_module(self, program: Key | bytes | str, *, arch: str | None = None) -> Module:
+        """Return a stored program loaded for the current device, where its sources are not at hand.
+
+        Parameters
+        ----------
+        program : Key, bytes or str
+            As `rebuild`.
+        arch : str, optional
+            Exactly this one; ``None`` takes the best for the device.
+
+        Raises
+        ------
+        KeyNotFound, InvalidType, InvalidArgument
+            There is no such program, or several.
+        NoBinary
+            No stored artifact of it serves the device.
+        LoadError
+            The driver refused; the stored row is kept. `NoDriver` where there is no GPU.
+        StoreError
+            There is no store, or it cannot be read.
+
+        Notes
+        -----
+        Cost: in the same process, a dictionary lookup; otherwise four indexed reads and the driver's load. The
+        module is held until `close`.
+        """
+        from kernelstore.cuda import driver
+        from kernelstore.loader import load  # 15 ms, for those who load
+
+        program = program if isinstance(program, str) else Key(program)
+        place = driver.current_device()
+        asked = ("stored program", program, arch, place)
+        module = self._modules.get(asked)
+        if module is not None:
+            return module
+        store = self._needed_store()
+        module = load(
+            stored.best_artifact(
+                store,
+                store.find_program(program),
+                compute_capability=driver.compute_capability(place),
+                arch=arch,
+                driver_version=driver.driver_version(),
+            )
+        )
+        with self._lock:
+            self._held.append(module)
+            return self._modules.setdefault(asked, module)
+
     def close(self) -> None:
         """Unload the modules, and close the store if the compiler opened it; a second call does nothing."""
         with self._lock:
@@ -354,9 +489,7 @@ class Compiler:
     ) -> Request:
         checked_text(source, "source")
         checked_text(name, "name")
-        if not isinstance(kind, str) or kind not in _COMPILED_KINDS:
-            plugins.load("kinds", kind)
-            raise InvalidArgument(f"NVRTC makes {', '.join(_COMPILED_KINDS)}, not {kind!r}")
+        _check_kind(kind)
         if not isinstance(extra, bytes):
             raise InvalidType(f"extra is bytes, not {extra!r:.200}")
         Options.read(options)
@@ -413,6 +546,18 @@ class Compiler:
             self._warn_about_store("looking up a kernel", error)
             return None
 
+    def _log_miss(self, store: Store, request: Request, toolchain: Toolchain) -> None:
+        try:
+            _logger.debug("%s: %s", request.name or "a program", store.explain_request(_asked(request, toolchain)))
+        except StoreError as error:
+            _logger.debug("a miss that cannot be explained: %s", error)
+
+    def _needed_store(self) -> Store:
+        store = self.store
+        if store is None:
+            raise StoreError("there is no store to take a program from: it is disabled, or cannot be opened")
+        return store
+
     def _keep(self, store: Store, artifacts: Sequence[Artifact], codec: str | None) -> None:
         try:
             store.put(*artifacts, codec=codec)
@@ -448,6 +593,17 @@ def _is_as_asked(request: Request) -> bool:
     return request.options.debug or not nvrtc.leaks_debug()
 
 
+def _asked(request: Request, toolchain: Toolchain) -> Asked:
+    key = request.artifact_key(request.kind, request.arch, toolchain.identity)
+    return Asked(request.program, key, request.kind, str(request.arch), toolchain.text)
+
+
+def _check_kind(kind: str) -> None:
+    if not isinstance(kind, str) or kind not in _COMPILED_KINDS:
+        plugins.load("kinds", kind)
+        raise InvalidArgument(f"NVRTC makes {', '.join(_COMPILED_KINDS)}, not {kind!r}")
+
+
 def _arch(given: str | None, among_options: Arch | None) -> Arch:
     if given is not None:
         if among_options is not None:
@@ -468,6 +624,6 @@ def _outside() -> int:
     import sys
 
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("kernelstore"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "kernelstore":
         level, frame = level + 1, frame.f_back
     return level

@@ -28,6 +28,7 @@
     |-- CompileError (RuntimeError)       the program does not compile
     |   `-- InvalidOption (ValueError)
     |-- ToolchainError (RuntimeError)     NVRTC or its parts cannot be used
+    |-- RebuildRefused (RuntimeError)     a stored program is no longer what was stored
     `-- LoadError (RuntimeError)          the CUDA driver refused
         |-- NoDriver                      no libcuda, or no device
         |-- DriverError                   any CUresult without a class of its own
@@ -79,6 +80,7 @@ __all__ = [
     "NotADatabase",
     "PayloadCorrupt",
     "PayloadRejected",
+    "RebuildRefused",
     "SchemaTooNew",
     "SqlError",
     "SqliteTooOld",
@@ -234,6 +236,13 @@ class InvalidOption(CompileError, ValueError):
 
 class ToolchainError(KernelStoreError, RuntimeError):
     """NVRTC, its builtins or its headers cannot be used. Fields: ``library`` (path or ``None``), ``log``."""
+
+
+class RebuildRefused(KernelStoreError, RuntimeError):
+    """A stored program would get another key now, or is not wholly known; nothing was compiled or written.
+
+    Fields: ``program`` (its key), ``parts`` (labels of what differs, such as ``"external includes"``).
+    """
 
 
 class LoadError(KernelStoreError, RuntimeError):

@@ -107,6 +107,8 @@ class Request:
             headers=dict(headers),
             external_includes=self.external,
             part_digests={label: hashlib.sha256(part).hexdigest()[:16] for label, part in parts.items()},
+            include_dirs=self.include_dirs,
+            extra=self.extra,
         )
 
     def _paths(self, user_dirs: Sequence[str]) -> bytes:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from kernelstore import plugins, settings
 from kernelstore.artifact import Artifact, ArtifactInfo, Program
 from kernelstore.codecs import Codec
-from kernelstore.db import blob, rows, statements
+from kernelstore.db import blob, programs, rows, statements
 from kernelstore.db.connection import LOCK_TIMEOUT_S
 from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
 from kernelstore.db.tally import Tally
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, PayloadCorrupt, StoreError
+from kernelstore.explanation import Asked, Difference, Explanation, Stored
 from kernelstore.key import Key
 
 if TYPE_CHECKING:
@@ -326,6 +327,52 @@ class Store:
         row = queries.program_source(self._engine(), Key(key))
         return None if row is None else rows.program_of(row)
 
+    def find_program(self, program: Key | bytes | str) -> Key:
+        """Return the key of the one program that is meant: by its name, its key, or the key of one of its artifacts.
+
+        Parameters
+        ----------
+        program : Key, bytes or str
+            Of a key given as text the first digits will do.
+
+        Raises
+        ------
+        InvalidType, InvalidArgument
+            `program` is neither, or several are meant.
+        KeyNotFound
+            None is.
+        StoreError
+            The file cannot be read.
+
+        Notes
+        -----
+        Cost: one or two indexed reads.
+        """
+        return programs.find(self._pool, program)
+
+    def compare(self, first: Key | bytes | str, second: Key | bytes | str) -> tuple[Difference, ...]:
+        """Tell in which parts two artifacts, or two programs, differ: what `first` has and `second` has not.
+
+        Parameters
+        ----------
+        first, second : Key, bytes or str
+            Keys of artifacts or of programs.
+
+        Raises
+        ------
+        InvalidType, InvalidArgument
+            One is no key.
+        KeyNotFound
+            One is not there.
+        StoreError
+            The file cannot be read.
+
+        Notes
+        -----
+        Cost: two indexed reads for each.
+        """
+        return programs.compare(self._pool, Key(first), Key(second))
+
     def sql(
         self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = (), *, timeout_s: float = 10.0
     ) -> SqlResult:
@@ -403,6 +450,37 @@ class Store:
     def remember_toolchain(self, library: str, signature: str, build: str) -> None:
         """Keep the build of a compiler library; written with the next write."""
         self._tally.remember_toolchain(library, signature, build)
+
+    def explain_request(self, asked: Asked) -> Explanation:
+        """Tell whether what is asked for is stored, and if not, how it differs from the nearest. Counts nothing.
+
+        Notes
+        -----
+        Cost: three indexed reads where the program is stored; otherwise at most 250 rows and 50 sources.
+        """
+        return programs.explain(self._pool, asked)
+
+    def artifacts_of(self, program: Key) -> list[Stored]:
+        """Return what is known of a program's artifacts, newest first; empty where it is not stored.
+
+        Notes
+        -----
+        Cost: one indexed read.
+        """
+        return programs.artifacts_of(self._pool, program)
+
+    def stored_program(self, program: Key | bytes | str) -> Program:
+        """Return the program that `find_program` finds, for a rebuild.
+
+        Notes
+        -----
+        Cost: two or three indexed reads.
+        """
+        key = programs.find(self._pool, program)
+        found = programs.with_key(self._pool, key)
+        if found is None:
+            raise KeyNotFound(f"{self._path} has no program {key}", key=key)
+        return found
 
     # -- life -----------------------------------------------------------------------------------------------------
 

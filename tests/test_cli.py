@@ -95,7 +95,17 @@ def test_a_misspelt_command_is_wrong_usage_and_the_nearest_is_named(run: Run) ->
 
 
 def test_compile_stores_and_the_second_time_hits(run: Run, source_file: Path) -> None:
-    arguments = ("compile", source_file, "--arch", "sm_80", "--arch", "sm_90", "--name-expression", "saxpy<float>", "--json")
+    arguments = (
+        "compile",
+        source_file,
+        "--arch",
+        "sm_80",
+        "--arch",
+        "sm_90",
+        "--name-expression",
+        "saxpy<float>",
+        "--json",
+    )
 
     first = run(*arguments, "--", "-std=c++17").json
     second = run(*arguments, "--", "-std=c++17").json
@@ -116,12 +126,91 @@ def test_a_compile_error_is_shown_without_a_traceback(run: Run, tmp_path: Path) 
     assert done.out == ""
 
 
+def test_explain_tells_a_hit_and_what_differs_in_a_miss(run: Run, source_file: Path) -> None:
+    same = (source_file, "--arch", "sm_90", "--name-expression", "saxpy<float>")
+    key = run("compile", *same, "--json").json[0]["key"]
+
+    hit = run("explain", *same)
+    miss = run("explain", *same, "--arch", "sm_80", "--json", "--", "-DN=8")
+
+    assert (hit.status, hit.out) == (0, f"a hit: {key}\n")
+    assert miss.status == 1
+    assert [told["nearest"] for told in miss.json] == [key, key]
+    assert miss.json[1]["differences"] == [
+        {"part": "options", "text": "-DN=8 is new"},
+        {"part": "arch", "text": "sm_80, stored for sm_90"},
+    ]
+    assert "options: -DN=8 is new" in run("explain", *same, "--", "-DN=8").out
+
+
+def test_explain_spells_a_file_as_compile_does(run: Run, source_file: Path) -> None:
+    run("compile", "./saxpy.cu", "--arch", "sm_90")
+
+    assert run("explain", "./saxpy.cu", "--arch", "sm_90").status == 0
+
+
+def test_explain_compares_two_keys(run: Run, filled: Artifact, ptx: Artifact, store: Store) -> None:
+    cubin_digits, ptx_digits = str(filled.key)[:10], str(ptx.key)[:10]
+    program = store.info(ptx.key).program_key
+
+    differs = run("explain", cubin_digits, ptx_digits)
+    assert differs.status == 1
+    assert differs.out.splitlines() == [
+        "kind: cubin, the other has ptx",
+        "arch: sm_90, the other has compute_90",
+    ]
+    assert [told["part"] for told in run("explain", cubin_digits, ptx_digits, "--json").json] == ["kind", "arch"]
+    assert (run("explain", filled.key, program).out, run("explain", filled.key, filled.key).status) == (
+        "no difference\n",
+        0,
+    )
+
+
+def test_explain_neither_makes_nor_changes_a_store(run: Run, source_file: Path, tmp_path: Path) -> None:
+    done = run("explain", source_file, "--arch", "sm_90", db=tmp_path / "new.db")
+
+    assert done.status == 1
+    assert "no store at" in done.err
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_rebuild_stores_what_a_compile_would_then_find(run: Run, source_file: Path) -> None:
+    run("compile", source_file, "--arch", "sm_90", "--name-expression", "saxpy<float>")
+    key = run("ls", "--kind", "cubin", "--json").json[0]["key"]
+
+    by_name = run("rebuild", source_file, "--arch", "sm_80", "--arch", "sm_100", "--json").json
+    by_key = run("rebuild", key[:10], "--arch", "sm_80")
+
+    assert [(made["arch"], made["from_cache"]) for made in by_name] == [("sm_80", False), ("sm_100", False)]
+    assert by_key.status == 0
+    assert "sm_80" in by_key.out
+    assert " hit in " in by_key.out
+    found = run("compile", source_file, "--arch", "sm_80", "--name-expression", "saxpy<float>", "--json").json[0]
+    assert (found["key"], found["from_cache"]) == (by_name[0]["key"], True)
+
+
+def test_a_refused_rebuild_says_what_changed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text("#if 0\n#include <later.h>\n#endif\n__global__ void k() {}")
+    run("compile", "k.cu", "--arch", "sm_90")
+    (tmp_path / "later.h").touch()
+
+    done = run("rebuild", "k.cu", "--arch", "sm_80")
+
+    assert (done.status, done.out) == (1, "")
+    assert "later.h" in done.err
+    assert done.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         (("compile", "missing.cu"), 2, "missing.cu"),
         (("put", "missing.cubin"), 2, "missing.cubin"),
         (("show", "zz"), 2, "begins no key"),
+        (("explain", "missing.cu"), 2, "two keys"),
+        (("explain", "abcd", "abcd"), 1, "no program"),
+        (("rebuild", "missing.cu", "--arch", "sm_80"), 1, "no program missing.cu"),
+        (("rebuild", "missing.cu"), 2, "--arch"),
         (("show", "abcd"), 1, "no artifact"),
         (("cat", "abcd"), 1, "no artifact"),
         (("ls", "--arch", "90"), 2, "sm_90"),

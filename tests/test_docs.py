@@ -178,7 +178,7 @@ def test_the_queries_of_the_readme_run(store: Store, cubin: Artifact) -> None:
 
 NAMES = tables(sections(README)["Public names"])["name"]
 # What the compiler asks of a store is no contract.
-NOT_PUBLIC = {"count", "toolchain_build", "remember_toolchain"}
+NOT_PUBLIC = {"count", "toolchain_build", "remember_toolchain", "explain_request", "artifacts_of", "stored_program"}
 
 
 def test_the_readme_lists_the_public_names_and_no_other() -> None:

@@ -17,6 +17,8 @@ __all__ = ["main"]
 _COMMANDS = {
     "demo": ("demo_command", "Compile a set of real kernels into the store, and show hits on the second run."),
     "compile": ("compile_command", "Compile a CUDA C++ file into the store."),
+    "rebuild": ("rebuild_command", "Compile a stored program for another GPU, without its source file."),
+    "explain": ("explain_command", "Tell why a compile would miss, or how two artifacts differ."),
     "put": ("put_command", "Store kernels that nvcc or another compiler made."),
     "ls": ("ls_command", "List what is stored, newest use first."),
     "show": ("show_command", "Tell everything about one artifact."),
@@ -83,6 +85,11 @@ def main() -> None:
         status = _group.main(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
+    except click.NoSuchOption as error:
+        error.show()
+        if error.ctx is not None and any(p.name == "options" for p in error.ctx.command.params):
+            click.echo("Options of NVRTC stand behind --, as in: -- -lineinfo -DN=8", err=True)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -8,23 +8,18 @@ from pathlib import Path
 import click
 
 from kernelstore.artifact import Artifact
-from kernelstore.cli import text
-from kernelstore.cli.options import db_option, json_option, store_for_compiling
+from kernelstore.cli import made
+from kernelstore.cli.options import db_option, json_option, request_options, source_of, store_for_compiling
 from kernelstore.compiler import Compiler
 
 __all__ = ["command"]
 
 
-@click.command("compile", context_settings={"ignore_unknown_options": True})
+@click.command("compile")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- NVRTC_OPTION...]")
 @db_option
-@click.option("--arch", "archs", multiple=True, metavar="ARCH", help="Such as sm_90a; may be given several times.")
-@click.option(
-    "--kind", type=click.Choice(["cubin", "ptx", "ltoir"]), default="cubin", show_default=True, help="What to make."
-)
-@click.option("--name-expression", "name_expressions", multiple=True, metavar="NAME", help="Such as 'saxpy<float>'.")
-@click.option("--include-dir", "include_dirs", multiple=True, metavar="DIR", help="Directory of user headers.")
+@request_options
 @json_option
 def command(
     file: Path,
@@ -45,11 +40,8 @@ def command(
       kernelstore compile saxpy.cu --arch sm_90 --name-expression 'saxpy<float>'
       kernelstore compile saxpy.cu --arch sm_80 --arch sm_120 -- -std=c++17 -DN=8
     """
-    made: list[tuple[Artifact, float]] = []
-    try:
-        source = file.read_text()
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"{file} is no UTF-8 text at byte {error.start}") from None
+    done: list[tuple[Artifact, float]] = []
+    source = source_of(file)
     with store_for_compiling(db) as store, Compiler(store) as compiler:
         for arch in archs or (None,):
             started = time.perf_counter()
@@ -62,32 +54,8 @@ def command(
                 name_expressions=name_expressions,
                 include_dirs=include_dirs,
             )
-            made.append((artifact, (time.perf_counter() - started) * 1000))
+            done.append((artifact, (time.perf_counter() - started) * 1000))
             if not as_json:
-                _print(artifact, made[-1][1])
+                made.show(*done[-1])
     if as_json:
-        text.dump_json(
-            [
-                {
-                    "key": artifact.key,
-                    "kind": artifact.kind,
-                    "arch": artifact.arch,
-                    "size_bytes": artifact.size_bytes,
-                    "from_cache": artifact.from_cache,
-                    "took_ms": took_ms,
-                    "log": artifact.log,
-                    "symbols": artifact.symbols,
-                }
-                for artifact, took_ms in made
-            ]
-        )
-
-
-def _print(artifact: Artifact, took_ms: float) -> None:
-    how = "hit" if artifact.from_cache else "compiled"
-    click.echo(
-        f"{text.short(artifact.key)}  {artifact.kind}  {artifact.arch}  {text.size(artifact.size_bytes)}  "
-        f"{how} in {took_ms:.1f} ms  {', '.join(symbol.name for symbol in artifact.symbols)}"
-    )
-    if artifact.log.strip():
-        click.echo(artifact.log.rstrip(), err=True)
+        made.dump(done)

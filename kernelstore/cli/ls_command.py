@@ -13,8 +13,6 @@ from kernelstore.store import Store
 
 __all__ = ["command"]
 
-_MAX_NAMES = 3
-
 
 @click.command("ls")
 @db_option
@@ -67,11 +65,5 @@ def _row(info: ArtifactInfo) -> list[str]:
         str(info.usage_count),
         text.ago(info.last_access_ns),
         text.duration(info.compile_ms),
-        _names(info),
+        text.names(info.symbols),
     ]
-
-
-def _names(info: ArtifactInfo) -> str:
-    names = [symbol.name for symbol in info.symbols[:_MAX_NAMES]]
-    more = len(info.symbols) - len(names)
-    return ", ".join(names) + (f", and {more} more" if more else "")

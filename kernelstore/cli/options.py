@@ -12,7 +12,10 @@ import click
 from kernelstore import settings
 from kernelstore.store import Store
 
-__all__ = ["db_option", "existing", "json_option", "store_for_compiling"]
+__all__ = ["KIND", "db_option", "existing", "json_option", "request_options", "source_of", "store_for_compiling"]
+
+# What NVRTC makes.
+KIND = click.Choice(["cubin", "ptx", "ltoir"])
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -41,6 +44,20 @@ def existing(db: Path | None) -> Path:
     return path
 
 
+def source_of(file: Path) -> str:
+    """Return a source file's text.
+
+    Raises
+    ------
+    click.ClickException
+        It is no UTF-8 text.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{file} is no UTF-8 text at byte {error.start}") from None
+
+
 def store_for_compiling(db: Path | None) -> contextlib.AbstractContextManager[Store | None]:
     """Open the store, or say that ``KERNELSTORE_DISABLE`` is set and give ``None``."""
     if settings.flag("DISABLE"):
@@ -52,3 +69,19 @@ def store_for_compiling(db: Path | None) -> contextlib.AbstractContextManager[St
 def json_option(function: _Function) -> _Function:
     """Add ``--json``; the command gets ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+def request_options(function: _Function) -> _Function:
+    """Add what a compile request has besides its file: ``archs``, ``kind``, ``name_expressions``, ``include_dirs``."""
+    for option in (
+        click.option("--include-dir", "include_dirs", multiple=True, metavar="DIR", help="Directory of user headers."),
+        click.option(
+            "--name-expression", "name_expressions", multiple=True, metavar="NAME", help="Such as 'saxpy<float>'."
+        ),
+        click.option("--kind", type=KIND, default="cubin", show_default=True, help="What to make."),
+        click.option(
+            "--arch", "archs", multiple=True, metavar="ARCH", help="Such as sm_90a; may be given several times."
+        ),
+    ):
+        function = option(function)
+    return function

@@ -36,5 +36,5 @@ def command(files: tuple[Path, ...], db: Path | None, kind: str | None, arch: st
         text.dump_json(infos)
         return
     for file, info in zip(files, infos, strict=True):
-        names = ", ".join(symbol.name for symbol in info.symbols) or "no symbols known"
+        names = text.names(info.symbols) or "no symbols known"
         click.echo(f"{text.short(info.key)}  {info.kind}  {info.arch}  {text.size(info.size_bytes)}  {file}: {names}")

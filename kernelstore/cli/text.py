@@ -15,12 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kernelstore.artifact import Symbol
 from kernelstore.key import Key
 
-__all__ = ["ago", "console", "dump_json", "duration", "short", "size", "table", "timestamp"]
+__all__ = ["ago", "console", "dump_json", "duration", "names", "short", "size", "table", "timestamp"]
 
 # Twelve digits tell a million keys apart; four more would only widen the listing.
 _SHORT_DIGITS = 12
+
+# Columns up to this are never cut.
+_WHOLE_WIDTH = 18
+
+_MAX_NAMES = 3
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -70,6 +76,14 @@ def timestamp(time_ns: int) -> str:
     return datetime.datetime.fromtimestamp(time_ns / 1e9).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
+def names(symbols: Sequence[Symbol]) -> str:
+    """The first kernels and variables, kernels first, and how many more there are."""
+    ordered = sorted(symbols, key=lambda symbol: symbol.what)
+    shown = [symbol.name for symbol in ordered[:_MAX_NAMES]]
+    more = len(symbols) - len(shown)
+    return ", ".join(shown) + (f", and {more} more" if more else "")
+
+
 def table(headings: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> None:
     """Print a plain table.
 
@@ -81,8 +95,12 @@ def table(headings: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) ->
         One text per heading.
     """
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, justify in headings:
-        grid.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    rows = [[str(cell) for cell in row] for row in rows]
+    for number, (heading, justify) in enumerate(headings):
+        width = max(len(heading), *(len(row[number]) for row in rows)) if rows else len(heading)
+        # On a narrow terminal only the last column is cut; a few digits of the others would tell nothing.
+        least = width if number < len(headings) - 1 and width <= _WHOLE_WIDTH else min(width, _WHOLE_WIDTH)
+        grid.add_column(heading, justify=justify, no_wrap=True, min_width=least)  # type: ignore[arg-type]
     for row in rows:
         # Text, not markup: a symbol such as `f<int[2]>` is no style.
         grid.add_row(*(Text(cell) for cell in row))

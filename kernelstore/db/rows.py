@@ -205,11 +205,12 @@ def program_row(program: Program) -> dict[str, Any]:
     """Return the columns of a program."""
     codec: Codec = plugins.load("codecs", _SOURCE_CODEC)
     source = program.source.encode()
-    dependencies = json.dumps(
-        {"headers": dict(program.headers), "external_includes": program.external_includes},
-        ensure_ascii=False,
-        separators=(",", ":"),
-    ).encode()
+    kept: dict[str, Any] = {"headers": dict(program.headers), "external_includes": program.external_includes}
+    if program.include_dirs is not None:
+        kept["include_dirs"] = program.include_dirs
+    if program.extra is not None:
+        kept["extra"] = program.extra.hex()
+    dependencies = json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()
     return {
         "key": program.key,
         "name": program.name,
@@ -239,4 +240,7 @@ def program_of(row: Any) -> Program:
         headers=dependencies["headers"],
         external_includes=tuple(dependencies["external_includes"]),
         part_digests=json.loads(row.part_digests),
+        # Rows of the first releases lack them.
+        include_dirs=tuple(dependencies["include_dirs"]) if "include_dirs" in dependencies else None,
+        extra=bytes.fromhex(dependencies["extra"]) if "extra" in dependencies else None,
     )

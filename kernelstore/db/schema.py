@@ -104,8 +104,8 @@ artifact = Table(
         "ix_artifact_rank",
         "rank",
         "stored_size_bytes",
+        # The migration gives PostgreSQL the same condition; naming its dialect here would import it, 140 ms.
         sqlite_where=text("pinned = 0"),
-        postgresql_where=text("pinned = 0"),
     ),
     sqlite_strict=True,
 )

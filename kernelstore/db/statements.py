@@ -7,6 +7,8 @@ from __future__ import annotations
 
 __all__ = [
     "ADD_TO_COUNTER",
+    "ARTIFACTS_OF_PROGRAM",
+    "ARTIFACT_WITH_KEY",
     "BLOB_OF_KEY",
     "COUNT_ARTIFACTS",
     "DELETE_ARTIFACT",
@@ -19,7 +21,13 @@ __all__ = [
     "INSERT_SYMBOL",
     "KEYS_AFTER",
     "MIN_WRITER",
+    "NEWEST_PROGRAMS",
+    "PROGRAMS_WITH_NAME",
+    "PROGRAMS_WITH_PREFIX",
+    "PROGRAM_COLUMNS",
     "PROGRAM_ID",
+    "PROGRAM_WITH_ID",
+    "PROGRAM_WITH_KEY",
     "REMEMBER_TOOLCHAIN",
     "REVISION",
     "TOOLCHAIN_OF_LIBRARY",
@@ -121,4 +129,62 @@ REMEMBER_TOOLCHAIN = """
 INSERT INTO toolchain_memo (path, signature, build, created_at_ns) VALUES (:path, :signature, :build, :created_at_ns)
 ON CONFLICT (path) DO UPDATE SET
     signature = excluded.signature, build = excluded.build, created_at_ns = excluded.created_at_ns
+"""
+
+# -- programs: what is rebuilt, loaded or compared by what is stored of it --
+
+PROGRAM_COLUMNS = (
+    "key",
+    "name",
+    "source",
+    "source_codec",
+    "source_size_bytes",
+    "options",
+    "name_expressions",
+    "part_digests",
+    "dependencies",
+    "dependencies_size_bytes",
+)
+
+PROGRAM_WITH_KEY = """
+SELECT key, name, source, source_codec, source_size_bytes, options, name_expressions, part_digests, dependencies,
+    dependencies_size_bytes
+FROM program WHERE key = :key
+"""
+
+PROGRAM_WITH_ID = """
+SELECT key, name, source, source_codec, source_size_bytes, options, name_expressions, part_digests, dependencies,
+    dependencies_size_bytes
+FROM program WHERE id = :id
+"""
+
+# The index on `name` ends with the row id, so both are read in order, without a sort.
+PROGRAMS_WITH_NAME = """
+SELECT id, key, name, part_digests, source_size_bytes FROM program WHERE name = :name ORDER BY id DESC LIMIT :limit
+"""
+
+NEWEST_PROGRAMS = """
+SELECT id, key, name, part_digests, source_size_bytes FROM program ORDER BY id DESC LIMIT :limit
+"""
+
+# A program's own key or one of its artifacts'; both through the indexes of the keys.
+PROGRAMS_WITH_PREFIX = """
+SELECT key FROM (SELECT key FROM program WHERE key BETWEEN :low AND :high LIMIT :limit)
+UNION
+SELECT key FROM (
+    SELECT DISTINCT program.key FROM artifact JOIN program ON program.id = artifact.program_id
+    WHERE artifact.key BETWEEN :low AND :high LIMIT :limit
+)
+"""
+
+ARTIFACT_WITH_KEY = """
+SELECT artifact.kind, artifact.arch, artifact.toolchain, program.key
+FROM artifact LEFT JOIN program ON program.id = artifact.program_id
+WHERE artifact.key = :key
+"""
+
+ARTIFACTS_OF_PROGRAM = """
+SELECT artifact.key, kind, arch, toolchain, toolchain_major, toolchain_minor, toolchain_build, relocatable
+FROM program JOIN artifact ON artifact.program_id = program.id
+WHERE program.key = :key ORDER BY artifact.id DESC LIMIT :limit
 """
