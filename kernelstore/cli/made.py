@@ -15,9 +15,10 @@ __all__ = ["dump", "show"]
 def show(artifact: Artifact, took_ms: float) -> None:
     """Print one line on an artifact, and the compiler's log on stderr."""
     how = "hit" if artifact.from_cache else "compiled"
+    names = text.names(artifact.symbols) or "no kernels: name templates with --name-expression"
     click.echo(
         f"{text.short(artifact.key)}  {artifact.kind}  {artifact.arch}  {text.size(artifact.size_bytes)}  "
-        f"{how} in {took_ms:.1f} ms  {text.names(artifact.symbols) or 'no kernels: name templates with --name-expression'}"
+        f"{how} in {took_ms:.1f} ms  {names}"
     )
     if artifact.log.strip():
         click.echo(artifact.log.rstrip(), err=True)
