@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kernelstore.artifact import Artifact, ArtifactInfo, Program, Symbol
     from kernelstore.compiler import Compiler
     from kernelstore.key import Key
+    from kernelstore.linker import Linker
     from kernelstore.loader import Kernel, Module, load
     from kernelstore.store import Store
 
@@ -23,6 +24,7 @@ __all__ = [
     "Compiler",
     "Kernel",
     "Key",
+    "Linker",
     "Module",
     "Program",
     "Store",
@@ -39,6 +41,7 @@ _HOME = {
     "Compiler": "compiler",
     "Kernel": "loader",
     "Key": "key",
+    "Linker": "linker",
     "Module": "loader",
     "Program": "artifact",
     "Store": "store",
