@@ -99,14 +99,7 @@ class Linker:
         given = _checked_options(options)
         release = nvjitlink.version()
         toolchain = f"nvjitlink {nvjitlink.build()}"
-        for artifact in inputs:
-            reason = _refusal(artifact, target, release)
-            if reason is not None:
-                raise LinkError(
-                    f"the {artifact.kind} of {artifact.arch}, key {artifact.key}, cannot be linked for {target} by "
-                    f"{toolchain}: {reason}",
-                    log="", options=given, toolchain=toolchain, result=None, arch=arch,
-                )  # fmt: skip
+        _check_together(inputs, target, release, toolchain, given, nvjitlink.knows(target))
         flags = (f"-arch={target}", *(("-lto",) if any(item.kind == "ltoir" for item in inputs) else ()), *given)
         key = _key(inputs, target, toolchain, flags)
         found = _look_up(self._store, key)
@@ -220,6 +213,25 @@ def _checked_options(options: Sequence[str]) -> tuple[str, ...]:
         if option.partition("=")[0] in ("-arch", "-lto", "-ptx", "-r"):
             raise InvalidArgument(f"{option!r} is not for the options: give arch=; a link makes a whole cubin")
     return tuple(options)
+
+
+def _check_together(
+    inputs: Sequence[Artifact],
+    target: Arch,
+    release: tuple[int, int],
+    toolchain: str,
+    options: tuple[str, ...],
+    knows_target: bool,
+) -> None:
+    """Raise for what nvJitLink would link wrongly without a word, or crash on."""
+    reason = None if knows_target else f"{toolchain} does not know {target}"
+    for item in inputs:
+        why = _refusal(item, target, release)
+        if reason is None and why is not None:
+            what = f"the {item.kind} of {item.arch}, key {item.key}"
+            reason = f"{what}, cannot be linked for {target} by {toolchain}: {why}"
+    if reason is not None:
+        raise LinkError(reason, log="", options=options, toolchain=toolchain, result=None, arch=str(target))
 
 
 def _refusal(artifact: Artifact, target: Arch, release: tuple[int, int]) -> str | None:

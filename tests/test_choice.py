@@ -23,9 +23,24 @@ from kernelstore.errors import (
     UnsupportedPTX,
 )
 
-DEVICES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)]
-PLAIN = ["75", "80", "86", "87", "89", "90", "100", "103", "110", "120", "121"]
-NUMBERS = [*PLAIN, "90a", "100a", "100f", "103a", "103f", "110a", "110f", "120a", "120f", "121a", "121f"]
+DEVICES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (10, 7), (11, 0), (12, 0), (12, 1)]
+PLAIN = ["75", "80", "86", "87", "89", "90", "100", "103", "107", "110", "120", "121"]
+NUMBERS = [
+    *PLAIN,
+    "90a",
+    "100a",
+    "100f",
+    "103a",
+    "103f",
+    "107a",
+    "107f",
+    "110a",
+    "110f",
+    "120a",
+    "120f",
+    "121a",
+    "121f",
+]
 
 # Number of a cubin to the devices that it runs on.
 CUBINS = {
@@ -35,16 +50,19 @@ CUBINS = {
     "87": ["87"],
     "89": ["89"],
     "90": ["90"],
-    "100": ["100", "103"],
-    "103": ["103"],
+    "100": ["100", "103", "107"],
+    "103": ["103", "107"],
+    "107": ["107"],
     "110": ["110"],
     "120": ["120", "121"],
     "121": ["121"],
     "90a": ["90"],
     "100a": ["100"],
-    "100f": ["100", "103"],
+    "100f": ["100", "103", "107"],
     "103a": ["103"],
-    "103f": ["103"],
+    "103f": ["103", "107"],
+    "107a": ["107"],
+    "107f": ["107"],
     "110a": ["110"],
     "110f": ["110"],
     "120a": ["120"],
@@ -139,7 +157,7 @@ def test_nvjitlink_links_lto_ir_for_those_that_the_table_says(known: list[str]) 
         assert set(allowed) <= set(found[number])
         # Its header tells 101 of LTO-IR for 110, so nvJitLink takes it for 103 too; we do not.
         extra = set(found[number]) - set(allowed)
-        assert extra <= ({"103", "103a", "103f"} if number.startswith("110") else set())
+        assert extra <= ({"103", "103a", "103f", "107", "107a", "107f"} if number.startswith("110") else set())
 
 
 # -- drivers ----------------------------------------------------------------------------------------------------------
@@ -228,6 +246,15 @@ def test_the_newest_toolchain_that_the_driver_can_load_comes_first() -> None:
     ]  # fmt: skip
 
 
+def test_a_compiled_cubin_goes_before_one_linked_of_ptx() -> None:
+    stored = [
+        info("cubin", "90", "nvjitlink 13.5.37", origin="nvjitlink"),
+        info("cubin", "90", "nvrtc 13.0.88"),
+    ]
+
+    assert [found.origin for found in choice.candidates(stored, (9, 0))] == ["nvrtc", "nvjitlink"]
+
+
 def test_what_needs_a_link_or_belongs_to_one_driver_is_left_out() -> None:
     stored = [info("cubin", "90", relocatable=True), info("cubin", "90a", origin="driver-jit"), info("ltoir", "90")]
 
@@ -310,11 +337,12 @@ def test_the_choice_imports_no_sqlalchemy(path: Path, compiler: Compiler, run_py
 
     printed = run_python(
         "import sys; from kernelstore import Store\n"
-        "print(Store(sys.argv[1]).best_for('k.cu', (9, 0)).arch, 'sqlalchemy' in sys.modules, 'cuda' in sys.modules)",
+        "print(Store(sys.argv[1]).best_for('k.cu', (9, 0)).arch)\n"
+        "print(sorted({'sqlalchemy', 'cuda.bindings', 'kernelstore.cuda'} & set(sys.modules)))",
         path,
     )
 
-    assert printed.split() == ["sm_90", "False", "False"]
+    assert printed.split() == ["sm_90", "[]"]
 
 
 # -- a compiler on a device -------------------------------------------------------------------------------------------

@@ -9,13 +9,20 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from kernelstore.arch import Arch
 from kernelstore.errors import LinkError, PayloadRejected, ToolchainError
 from kernelstore.kinds.cubin import PLUGIN as CUBIN
 
-__all__ = ["build", "link", "version"]
+__all__ = ["build", "knows", "link", "version"]
 
 # Names of nvJitLinkInputType.
 _INPUT_TYPES = {"ptx": "PTX", "ltoir": "LTOIR", "cubin": "CUBIN"}
+
+# What 12.9 and 13.5 take or refuse in words. Given another number, such as 999, 12.9 has crashed the process.
+_SAFE_NUMBERS = frozenset(
+    (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
+)  # fmt: skip
+_SAFE_RELEASE = (13, 5)
 
 _EMPTY = b".version 6.3\n.target sm_75\n.address_size 64\n"
 
@@ -32,16 +39,22 @@ def build() -> str:
     """Return nvJitLink's version with its build, such as ``"13.5.37"``.
 
     Its ptxas notes it in what it makes: one link of an empty module, 10-60 ms, once per process. Raises
-    `ToolchainError`.
+    `ToolchainError`, also where nvJitLink is older than 12.8.
     """
-    cubin, _ = link([("ptx", _EMPTY)], ("-arch=sm_90",))
     try:
+        # 12.9 writes notes from sm_100 on only, which came with 12.8.
+        cubin, _ = link([("ptx", _EMPTY)], ("-arch=sm_100",))
         toolchain = CUBIN.describe(cubin).toolchain
-    except PayloadRejected as error:
-        raise ToolchainError(f"nvJitLink makes no cubins: {error}", library=None, log="") from error
+    except (LinkError, PayloadRejected) as error:
+        raise ToolchainError(f"nvJitLink does not tell its build: {error}", library=None, log="") from error
     if toolchain is None:
         raise ToolchainError("nvJitLink's output does not tell its build", library=None, log="")
     return toolchain.rpartition(" ")[2]
+
+
+def knows(arch: Arch) -> bool:
+    """Whether nvJitLink may be given that arch; a release newer than this table may. Raises `ToolchainError`."""
+    return arch.major * 10 + arch.minor in _SAFE_NUMBERS or version() > _SAFE_RELEASE
 
 
 def link(inputs: Sequence[tuple[str, bytes]], options: Sequence[str]) -> tuple[bytes, str]:
@@ -52,7 +65,7 @@ def link(inputs: Sequence[tuple[str, bytes]], options: Sequence[str]) -> tuple[b
     inputs : sequence of (str, bytes)
         Kind (``"ptx"``, ``"ltoir"``, ``"cubin"``) and payload of each, in order.
     options : sequence of str
-        nvJitLink's, each one element, with ``-arch=sm_90``, and ``-lto`` for LTO-IR.
+        nvJitLink's, each one element, with ``-arch=sm_90`` of an arch that it `knows`, and ``-lto`` for LTO-IR.
 
     Raises
     ------
