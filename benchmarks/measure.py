@@ -23,6 +23,7 @@ _PACKAGES = (
     "cuda-core",
     "cupy-cuda13x",
     "nvidia-cuda-nvrtc",
+    "nvidia-nvjitlink",
     "sqlalchemy",
     "lz4",
     "numpy",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernelstore.compiler import Compiler
     from kernelstore.explanation import Difference, Explanation
     from kernelstore.key import Key
+    from kernelstore.linker import Linker
     from kernelstore.loader import Kernel, Module, load
     from kernelstore.store import Store
 
@@ -26,6 +27,7 @@ __all__ = [
     "Explanation",
     "Kernel",
     "Key",
+    "Linker",
     "Module",
     "Program",
     "Store",
@@ -44,6 +46,7 @@ _HOME = {
     "Explanation": "explanation",
     "Kernel": "loader",
     "Key": "key",
+    "Linker": "linker",
     "Module": "loader",
     "Program": "artifact",
     "Store": "store",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kernelstore import plugins, settings, stored
+from kernelstore import plugins, serving, settings, stored
 from kernelstore.arch import Arch
 from kernelstore.artifact import Artifact
 from kernelstore.errors import (
@@ -24,9 +23,9 @@ from kernelstore.errors import (
     PayloadRejected,
     StoreError,
     StoreWarning,
+    ToolchainError,
     UncacheableWarning,
     UnknownPlugin,
-    UnsupportedArch,
 )
 from kernelstore.explanation import Asked, Difference, Explanation
 from kernelstore.key import Key
@@ -176,7 +175,14 @@ class Compiler:
             headers=headers,
             extra=extra,
         )
-        return self._obtain(request, cache=cache, codec=codec)
+        try:
+            return self._obtain(request, cache=cache, codec=codec)
+        except ToolchainError as error:
+            found = serving.of_any_toolchain(request, self.store if cache else None)
+            if found is None:
+                raise
+            _logger.info("served what %s made, as there is no compiler here: %s", found.toolchain, error)
+            return found
 
     def _obtain(self, request: Request, *, cache: bool, codec: str | None = None) -> Artifact:
         if codec is not None:
@@ -219,20 +225,20 @@ class Compiler:
     ) -> Module:
         """Return the program compiled and loaded for the current device; parameters and errors as `compile`.
 
-        The module is held until `close`: asking again is a dictionary lookup. Where the device is newer than
-        NVRTC, PTX for the newest arch that NVRTC knows is loaded instead.
+        The module is held until `close`: asking again is a dictionary lookup. Where NVRTC is absent or does not know
+        the device, or the driver refuses the cubin, the next best of what is stored is loaded instead: a compatible
+        cubin of any toolchain, then PTX, whose cubin is kept (``docs/how-it-works.md``, "Choosing for a device").
 
         Raises
         ------
         LoadError
-            The driver refused; the stored row is kept. `NoDriver` where there is no GPU.
+            The driver refused all that there is; the stored rows are kept. `NoDriver` where there is no GPU.
 
         Notes
         -----
         Cost: in the same process, a dictionary lookup; otherwise `compile` and the driver's load.
         """
-        from kernelstore.cuda import driver
-        from kernelstore.loader import load  # 15 ms, for those who load
+        from kernelstore.cuda import driver  # 15 ms with the loader, for those who load
 
         name_expressions = checked_names(name_expressions)
         headers = checked_headers(headers)
@@ -262,7 +268,12 @@ class Compiler:
             headers=headers,
             extra=extra,
         )
-        module = load(self._for_device(request, arch, cache=cache))
+        module = serving.module_for_device(
+            request,
+            self.store if cache else None,
+            lambda wanted: self._obtain(wanted, cache=cache),
+            chosen=arch is not None or request.options.arch is not None,
+        )
         with self._lock:
             self._held.append(module)
             # What cannot be keyed may compile to something else the next time.
@@ -520,20 +531,6 @@ class Compiler:
             store.count("compile")
             store.count("compile_us", value=round(compile_ms * 1000))
         return artifacts
-
-    def _for_device(self, request: Request, arch: str | None, *, cache: bool) -> Artifact:
-        try:
-            return self._obtain(request, cache=cache)
-        except UnsupportedArch as error:
-            # Only where the arch is the device's own. PTX of an older arch runs on a newer device.
-            device = request.arch.compute_capability
-            known = [number for number in error.supported if (number // 10, number % 10) <= device]
-            if arch is not None or request.options.arch is not None or not known:
-                raise
-            newest = max(known)
-            fallback = Arch(newest // 10, newest % 10, virtual=True)
-            _logger.info("%s is newer than %s; compiling PTX for %s", request.arch, error.toolchain, fallback)
-            return self._obtain(dataclasses.replace(request, kind="ptx", arch=fallback), cache=cache)
 
     # -- the store, which may fail --------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@
     |-- PayloadCorrupt (ValueError)       a stored blob does not decode to what its row says
     |-- CompileError (RuntimeError)       the program does not compile
     |   `-- InvalidOption (ValueError)
+    |-- LinkError (RuntimeError)          a linker refuses its inputs
     |-- ToolchainError (RuntimeError)     NVRTC or its parts cannot be used
     |-- RebuildRefused (RuntimeError)     a stored program is no longer what was stored
     `-- LoadError (RuntimeError)          the CUDA driver refused
@@ -71,6 +72,7 @@ __all__ = [
     "KernelStoreError",
     "KeyNotFound",
     "LaunchError",
+    "LinkError",
     "LoadError",
     "ModuleUnloaded",
     "NeedsLink",
@@ -234,8 +236,18 @@ class InvalidOption(CompileError, ValueError):
     """NVRTC, or kernelstore, does not take one of the options; no row was written. Fields as `CompileError`."""
 
 
+class LinkError(KernelStoreError, RuntimeError):
+    """The linker, or kernelstore before it, refuses the inputs or an option; no row was written.
+
+    Fields: ``log``, ``options``, ``toolchain`` (of the linker), ``result`` (its name of it, or ``None``), ``arch``.
+    """
+
+
 class ToolchainError(KernelStoreError, RuntimeError):
-    """NVRTC, its builtins or its headers cannot be used. Fields: ``library`` (path or ``None``), ``log``."""
+    """NVRTC, its builtins or its headers, or nvJitLink, cannot be used.
+
+    Fields: ``library`` (path or ``None``), ``log``.
+    """
 
 
 class RebuildRefused(KernelStoreError, RuntimeError):
@@ -266,7 +278,10 @@ class InvalidImage(LoadError):
 
 
 class NoBinary(LoadError):
-    """CUDA_ERROR_NO_BINARY_FOR_GPU (209): nothing in the payload runs on this device."""
+    """CUDA_ERROR_NO_BINARY_FOR_GPU (209): nothing in the payload, or nothing stored, runs on this device.
+
+    Field: ``archs`` (kind and arch of each stored artifact, where the program was looked for).
+    """
 
 
 class InvalidPTX(LoadError):

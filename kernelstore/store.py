@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kernelstore import plugins, settings
+from kernelstore import choice, plugins, settings
 from kernelstore.artifact import Artifact, ArtifactInfo, Program
 from kernelstore.codecs import Codec
 from kernelstore.db import blob, programs, rows, statements
@@ -373,6 +374,49 @@ class Store:
         """
         return programs.compare(self._pool, Key(first), Key(second))
 
+    def best_for(
+        self,
+        program: Key | bytes | str,
+        compute_capability: tuple[int, int],
+        driver_version: int | None = None,
+    ) -> ArtifactInfo | None:
+        """Return the stored artifact of a program that would serve a device, or ``None``. Needs no GPU.
+
+        Parameters
+        ----------
+        program : Key, bytes or str
+            Key of the program, or its name: then the newest program of that name.
+        compute_capability : tuple[int, int]
+            The device's, such as ``(9, 0)``.
+        driver_version : int, optional
+            Such as 13000. ``None`` leaves the driver out of the choice.
+
+        Raises
+        ------
+        InvalidType, InvalidArgument
+            A parameter is of no use.
+        StoreError
+            The file cannot be read.
+
+        Notes
+        -----
+        Cost: two or three indexed reads, no transaction; no use is counted. Cubins that a driver made of PTX are not
+        considered, as they serve that driver alone.
+        """
+        if isinstance(program, str) and re.fullmatch(r"[0-9a-fA-F]{64}", program) is None:
+            found = self._pool.read(statements.KEY_OF_NAMED_PROGRAM, {"name": program})
+            if not found:
+                return None
+            program = Key(found[0][0])
+        _check_device(compute_capability, driver_version)
+        stored = {Key(row[1]): row for row in self._pool.read(statements.ARTIFACTS_OF_PROGRAM, {"key": Key(program)})}
+        infos = [rows.info_of(row) for row in stored.values()]
+        best = next(iter(choice.candidates(infos, compute_capability, driver_version=driver_version)), None)
+        if best is None:
+            return None
+        found = self._pool.read(statements.SYMBOLS_OF_ARTIFACT, {"artifact_id": stored[best.key][0]})
+        return dataclasses.replace(best, symbols=tuple(rows.symbol_of(row) for row in found))
+
     def sql(
         self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = (), *, timeout_s: float = 10.0
     ) -> SqlResult:
@@ -434,6 +478,15 @@ class Store:
             raise InvalidArgument(f"a counter grows by 0 to 2**48, not by {value}")
         self._tally.count(name, reason, value)
 
+    def artifacts_of(self, program: Key) -> list[ArtifactInfo]:
+        """Return what is stored of a program, without payloads and symbols.
+
+        Notes
+        -----
+        Cost: one indexed read, no transaction.
+        """
+        return [rows.info_of(row) for row in self._pool.read(statements.ARTIFACTS_OF_PROGRAM, {"key": program})]
+
     def toolchain_build(self, library: str, signature: str) -> str | None:
         """Return the build that was found in the compiler library with that path and stat signature.
 
@@ -460,7 +513,7 @@ class Store:
         """
         return programs.explain(self._pool, asked)
 
-    def artifacts_of(self, program: Key) -> list[Stored]:
+    def stored_artifacts(self, program: Key) -> list[Stored]:
         """Return what is known of a program's artifacts, newest first; empty where it is not stored.
 
         Notes
@@ -575,6 +628,14 @@ def _checked_path(path: str | os.PathLike[str] | None) -> Path:
     if os.path.isdir(resolved):
         raise InvalidArgument(f"{resolved} is a directory; give a file in it, such as {resolved / 'cache.db'}")
     return resolved
+
+
+def _check_device(compute_capability: object, driver_version: object) -> None:
+    is_pair = isinstance(compute_capability, tuple) and len(compute_capability) == 2
+    if not is_pair or not all(type(part) is int and part >= 0 for part in compute_capability):  # type: ignore[attr-defined]
+        raise InvalidArgument(f"a compute capability is a pair such as (9, 0), not {compute_capability!r:.100}")
+    if driver_version is not None and (type(driver_version) is not int or driver_version <= 0):
+        raise InvalidArgument(f"a driver version is a number such as 13000, not {driver_version!r:.100}")
 
 
 def _reopen(path: str, codec: str, lock_timeout_s: float) -> Store:

@@ -79,7 +79,7 @@ def best_artifact(
         wanted = [str(Arch(*compute_capability, suffix)) for suffix in ("a", "f", "")]
     else:
         wanted = [str(Arch.parse(arch))]
-    stored = store.artifacts_of(program)
+    stored = store.stored_artifacts(program)
     newest_major = 999 if driver_version is None else driver_version // 1000
     fit = [
         artifact

@@ -61,6 +61,10 @@ class FakeDriver:
         Lowered name to the size of each parameter in bytes; the kernels of every library.
     globals : dict of str to tuple of int
         Lowered name to address and size.
+    linked : bytes or None
+        What the driver's linker makes of PTX; ``None`` rejects it.
+    build : str or None
+        In the name of libcuda's file.
     calls : list of str
         Names of the functions called, in order.
     launches : list of Launch
@@ -80,6 +84,8 @@ class FakeDriver:
         }
         self.kernel_attributes = {"CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 0}
         self.jit_log = b""
+        self.build: str | None = "580.159.04"
+        self.linked: bytes | None = None
         self.calls: list[str] = []
         self.launches: list[Launch] = []
         self.payloads: list[bytes] = []
@@ -95,6 +101,7 @@ class FakeDriver:
         """Put it in the place of the real driver, in a process that knows nothing of CUDA yet."""
         monkeypatch.setattr(driver, "_import_api", lambda: self)
         monkeypatch.setattr(driver, "_libcuda_version", lambda: self.version)
+        monkeypatch.setattr(driver, "_libcuda_path", lambda: f"/usr/lib/libcuda.so.{self.build or 1}")
         monkeypatch.setattr(driver, "_process", driver._Process())
         monkeypatch.setattr(library, "_libraries", {})
         return self
@@ -259,7 +266,12 @@ class FakeDriver:
         return SUCCESS, real.CUlinkState(1)
 
     def cuLinkAddData(self, *_args: Any) -> tuple[Any, ...]:
-        return (CUresult.CUDA_ERROR_INVALID_PTX,)
+        return (CUresult.CUDA_ERROR_INVALID_PTX if self.linked is None else SUCCESS,)
+
+    def cuLinkComplete(self, state: Any) -> tuple[Any, ...]:
+        assert self.linked is not None
+        self._output = ctypes.create_string_buffer(self.linked, len(self.linked))
+        return SUCCESS, ctypes.addressof(self._output), len(self.linked)
 
     def cuLinkDestroy(self, state: Any) -> tuple[Any, ...]:
         return (SUCCESS,)
@@ -306,5 +318,5 @@ def _nothing(name: str) -> tuple[None, ...]:
         "cuDeviceGetCount",
         "cuLinkCreate",
     }
-    two = {"cuLibraryGetGlobal", "cuKernelGetParamInfo", "cuDevicePrimaryCtxGetState"}
+    two = {"cuLibraryGetGlobal", "cuLinkComplete", "cuKernelGetParamInfo", "cuDevicePrimaryCtxGetState"}
     return (None,) * (1 if name in one else 2 if name in two else 0)

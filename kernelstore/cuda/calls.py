@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any, NoReturn
 
@@ -157,6 +158,36 @@ class Driver:
         if status:
             raise self._load_error(status, "cuLibraryLoadData", artifact, payload)
         return library
+
+    def link_ptx(self, artifact: Artifact, payload: bytes) -> bytes:
+        """Make a cubin of PTX for the current context's device, with the driver's linker.
+
+        Raises
+        ------
+        LoadError
+            `NoJitCompiler`, `UnsupportedPTX`, `InvalidPTX` with the linker's log, and others.
+        """
+        option = self.api.CUjit_option
+        log = bytearray(_JIT_LOG_BYTES)
+        options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        state = self.call("cuLinkCreate", len(options), options, [log, len(log)], artifact=artifact)
+        try:
+            kind = self.api.CUjitInputType.CU_JIT_INPUT_PTX
+            call = "cuLinkAddData"
+            status, *made = self._answer(
+                call, state, kind, payload, len(payload), b"artifact.ptx", 0, [], [], artifact=artifact
+            )
+            if not status:
+                call = "cuLinkComplete"
+                status, *made = self._answer(call, state, artifact=artifact)
+            if status:
+                detail = log.split(b"\0", 1)[0].decode(errors="replace").rstrip()
+                raise results.error_of(status, call, artifact=artifact, version=self.version, detail=detail)
+            # The linker owns the bytes, and its end frees them.
+            address, size_bytes = made
+            return ctypes.string_at(address, size_bytes)
+        finally:
+            self.api.cuLinkDestroy(state)
 
     def get_kernel(self, library: Any, name: str, *, artifact: Artifact, payload: bytes) -> Any:
         """Return the CUkernel of a lowered name, loaded into the current context.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 from typing import Any, NoReturn
 
@@ -19,9 +20,15 @@ __all__ = [
     "current_device",
     "device_count",
     "device_name",
+    "driver_build",
     "driver_version",
     "initialise",
 ]
+
+
+_MAPPED_LIBCUDA = re.compile(r"(/\S.*/libcuda\.so[.0-9]*)$", re.MULTILINE)
+# libcuda.so.580.159.04; three digits, as WSL has a libcuda.so.1.1.
+_BUILD = re.compile(r"/libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)*)$")
 
 
 class _ForkedApi:
@@ -78,6 +85,17 @@ def driver_version() -> int | None:
     return _process.version
 
 
+def driver_build() -> str | None:
+    """Return the build of the libcuda that this process has loaded, such as ``"580.159.04"``.
+
+    ``None`` where none is loaded, or where its file has no build in its name. `driver_version` is the same for all
+    builds of one CUDA version.
+    """
+    path = _libcuda_path()
+    match = None if path is None else _BUILD.search(os.path.realpath(path))
+    return None if match is None else match[1]
+
+
 def device_count() -> int:
     """Return the number of devices that this process sees; 0 where there is no driver."""
     try:
@@ -117,6 +135,16 @@ def _libcuda_version() -> int | None:
         return None
     version = ctypes.c_int()
     return None if library.cuDriverGetVersion(ctypes.byref(version)) else version.value
+
+
+def _libcuda_path() -> str | None:
+    # Of the mapped file, as the forward-compatibility package and containers bring others than the system's.
+    try:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:  # noqa: PTH123
+            found = _MAPPED_LIBCUDA.search(maps.read())
+    except OSError:
+        return None
+    return None if found is None else found[1]
 
 
 def _import_api() -> Any:

@@ -36,7 +36,7 @@ def with_key(pool: Pool, key: Key) -> Program | None:
 
 def artifacts_of(pool: Pool, program: Key) -> list[Stored]:
     """Return what is known of a program's artifacts, newest first; empty where it is not stored."""
-    found = pool.read(statements.ARTIFACTS_OF_PROGRAM, {"key": program, "limit": _MAX_ARTIFACTS})
+    found = pool.read(statements.STORED_OF_PROGRAM, {"key": program, "limit": _MAX_ARTIFACTS})
     return [
         Stored(Key(key), kind, arch, toolchain, () if None in version else tuple(version), bool(relocatable))
         for key, kind, arch, toolchain, *version, relocatable in found

@@ -13,13 +13,13 @@ from typing import Any
 
 from kernelstore import plugins
 from kernelstore.arch import Arch
-from kernelstore.artifact import Artifact, Program, Symbol
+from kernelstore.artifact import Artifact, ArtifactInfo, Program, Symbol
 from kernelstore.codecs import Codec
 from kernelstore.db import blob, statements
 from kernelstore.errors import InvalidArgument, InvalidType
 from kernelstore.key import Key
 
-__all__ = ["MAX_PAYLOAD_BYTES", "Row", "delete", "insert", "program_of", "program_row"]
+__all__ = ["MAX_PAYLOAD_BYTES", "Row", "delete", "info_of", "insert", "program_of", "program_row", "symbol_of"]
 
 # SQLite holds no blob above 1 GB (SQLITE_MAX_LENGTH); the rest is room for the row.
 MAX_PAYLOAD_BYTES = 2**30 - 2**20
@@ -244,3 +244,38 @@ def program_of(row: Any) -> Program:
         include_dirs=tuple(dependencies["include_dirs"]) if "include_dirs" in dependencies else None,
         extra=bytes.fromhex(dependencies["extra"]) if "extra" in dependencies else None,
     )
+
+
+def info_of(row: tuple[Any, ...], symbols: tuple[Symbol, ...] = ()) -> ArtifactInfo:
+    """Return what a row of `statements.ARTIFACTS_OF_PROGRAM` tells, but for its id, which comes first."""
+    _, key, kind, arch, toolchain, driver_version, ptx_version, origin, relocatable, *rest = row
+    size_bytes, stored_size_bytes, payload_sha256, compile_ms, created_at_ns, last_access_ns, *rest = rest
+    usage_count, pinned, program_key, program_name = rest
+    return ArtifactInfo(
+        key=Key(key),
+        kind=kind,
+        arch=arch,
+        toolchain=toolchain,
+        driver_version=driver_version,
+        ptx_version=ptx_version,
+        origin=origin,
+        relocatable=bool(relocatable),
+        size_bytes=size_bytes,
+        stored_size_bytes=stored_size_bytes,
+        payload_sha256=payload_sha256,
+        compile_ms=compile_ms,
+        created_at_ns=created_at_ns,
+        last_access_ns=last_access_ns,
+        usage_count=usage_count,
+        pinned=bool(pinned),
+        program_key=Key(program_key),
+        program_name=program_name,
+        symbols=symbols,
+    )
+
+
+def symbol_of(row: tuple[Any, ...]) -> Symbol:
+    """Return the symbol of a row of `statements.SYMBOLS_OF_ARTIFACT`."""
+    lowered_name, name_expression, what, parameters, *usage = row
+    declared = None if parameters is None else tuple(json.loads(parameters))
+    return Symbol(lowered_name, name_expression, what, declared, *usage)

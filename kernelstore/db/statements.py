@@ -20,6 +20,7 @@ __all__ = [
     "INSERT_PROGRAM",
     "INSERT_SYMBOL",
     "KEYS_AFTER",
+    "KEY_OF_NAMED_PROGRAM",
     "MIN_WRITER",
     "NEWEST_PROGRAMS",
     "PROGRAMS_WITH_NAME",
@@ -30,6 +31,8 @@ __all__ = [
     "PROGRAM_WITH_KEY",
     "REMEMBER_TOOLCHAIN",
     "REVISION",
+    "STORED_OF_PROGRAM",
+    "SYMBOLS_OF_ARTIFACT",
     "TOOLCHAIN_OF_LIBRARY",
     "TOUCH",
 ]
@@ -45,6 +48,26 @@ BLOB_OF_KEY = """
 SELECT blob.artifact_id, CAST(blob.codec AS BLOB), blob.size_bytes, blob.checksum, CAST(blob.header AS BLOB), blob.data
 FROM artifact JOIN blob ON blob.artifact_id = artifact.id
 WHERE artifact.key = :key
+"""
+
+# What a device may be served with; a program has few artifacts. In the order of ArtifactInfo's fields.
+ARTIFACTS_OF_PROGRAM = """
+SELECT
+    artifact.id, artifact.key, artifact.kind, artifact.arch, artifact.toolchain, artifact.driver_version,
+    artifact.ptx_version, artifact.origin, artifact.relocatable, artifact.size_bytes, artifact.stored_size_bytes,
+    artifact.payload_sha256, artifact.compile_ms, artifact.created_at_ns, artifact.last_access_ns, artifact.usage_count,
+    artifact.pinned, program.key, program.name
+FROM program JOIN artifact ON artifact.program_id = program.id
+WHERE program.key = :key
+"""
+
+KEY_OF_NAMED_PROGRAM = "SELECT key FROM program WHERE name = :name ORDER BY created_at_ns DESC, id DESC LIMIT 1"
+
+SYMBOLS_OF_ARTIFACT = """
+SELECT
+    lowered_name, name_expression, what, parameters, registers, shared_bytes, local_bytes, stack_bytes, constant_bytes,
+    spill_store_bytes, spill_load_bytes
+FROM symbol WHERE artifact_id = :artifact_id ORDER BY id
 """
 
 COUNT_ARTIFACTS = "SELECT count(*) FROM artifact"
@@ -183,7 +206,7 @@ FROM artifact LEFT JOIN program ON program.id = artifact.program_id
 WHERE artifact.key = :key
 """
 
-ARTIFACTS_OF_PROGRAM = """
+STORED_OF_PROGRAM = """
 SELECT artifact.key, kind, arch, toolchain, toolchain_major, toolchain_minor, toolchain_build, relocatable
 FROM program JOIN artifact ON artifact.program_id = program.id
 WHERE program.key = :key ORDER BY artifact.id DESC LIMIT :limit
