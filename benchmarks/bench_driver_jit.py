@@ -178,7 +178,7 @@ def _speed_us(kernel: Any) -> float:
         shortest = float("inf")
         for _ in range(_LAUNCHES):
             checked(api.cuEventRecord(begin, 0))
-            kernel.launch(_COUNT // 256, 256, (int(memory), _COUNT))
+            kernel.launch(_COUNT // 256, 256, (int(memory), np.int32(_COUNT)))
             checked(api.cuEventRecord(end, 0))
             checked(api.cuEventSynchronize(end))
             shortest = min(shortest, checked(api.cuEventElapsedTime(begin, end)) * 1000)

@@ -180,7 +180,7 @@ def _preference(info: ArtifactInfo, arch: Arch, device: tuple[int, int]) -> tupl
         0 if info.kind == "cubin" and is_exact else 1 if info.kind == "cubin" else 2,
         suffix,
         (-arch.major, -arch.minor),
-        # Linked of PTX it is relocatable code, which can be worse: docs/decisions/0007-driver-jit-kept.md.
+        # Linked of PTX it is relocatable code, which can be worse: docs/decisions/0008-driver-jit-kept.md.
         info.origin == "nvjitlink",
         _newest(info),
     )

@@ -119,7 +119,7 @@ def cubin_of_ptx(
     """Return the cubin that PTX becomes on the current device, from the store or made once and stored.
 
     The driver's linker makes it; nvJitLink, where that is installed and the PTX is newer than the driver or the
-    driver has no JIT. ``docs/decisions/0007-driver-jit-kept.md`` has the reasons.
+    driver has no JIT. ``docs/decisions/0008-driver-jit-kept.md`` has the reasons.
 
     Parameters
     ----------

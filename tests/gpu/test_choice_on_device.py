@@ -45,7 +45,7 @@ with Store(sys.argv[1]) as store, Compiler(store) as compiler:
     kernel = compiler.kernel(open(sys.argv[2]).read(), sys.argv[3])
     took_ms = (time.perf_counter() - started) * 1000
     artifact = kernel._hold.artifact
-    links = {reason: value for (_, name, reason), value in store._tally.counters().items() if name == "link"}
+    links = dict(store.sql("SELECT reason, value FROM counter WHERE name = 'link'").rows)
     print(json.dumps([artifact.kind, artifact.arch, artifact.origin, artifact.toolchain, artifact.from_cache, took_ms,
                       artifact.compile_ms, links]))
 """
@@ -102,7 +102,7 @@ def test_the_second_process_pays_no_jit(
         assert made[1].rstrip("af") == f"sm_{major}{minor}"
         assert made[2:4] == ["driver-jit", f"libcuda {driver.driver_build()}"]
     assert [first[4], second[4]] == [False, True]
-    assert [first[7], second[7]] == [{"driver-jit": 1}, {}]
+    assert [first[7], second[7]] == [{"driver-jit": 1}] * 2
     assert second[5] < first[6]
 
 
@@ -118,7 +118,8 @@ def test_what_the_driver_made_computes_what_numpy_does(
 def launch(kernel: Any, on_device: OnDevice) -> None:
     x = np.arange(1000, dtype=np.float32)
     on_x = on_device(x)
-    kernel.launch(4, 256, (3.0, on_x, 1000))
+    # numpy scalars: of what was linked from LTO-IR only the sizes are known.
+    kernel.launch(4, 256, (np.float32(3), on_x, np.int32(1000)))
     np.testing.assert_array_equal(on_x.get(), 3 * x)
 
 
