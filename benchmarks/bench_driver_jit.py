@@ -19,6 +19,7 @@ from typing import Any
 # Before the driver is initialised: it would answer from its cache.
 os.environ["CUDA_CACHE_DISABLE"] = "1"
 
+import numpy as np
 from measure import parser, report, summary
 
 from kernelstore import Artifact, Compiler, Store, choice, load
