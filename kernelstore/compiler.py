@@ -28,6 +28,8 @@ from kernelstore.errors import (
     UnknownPlugin,
     UnsupportedArch,
 )
+from kernelstore.header_memo import Trace
+from kernelstore.key import Key
 from kernelstore.options import Options, checked_text
 from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
@@ -84,7 +86,7 @@ class Compiler:
         self._owns_store = store is None
         self._options = tuple(options)
         self._include_dirs = checked_dirs(include_dirs)
-        self._modules: dict[tuple[object, ...], Module] = {}
+        self._modules: dict[tuple[object, ...], _Held] = {}
         self._kernels: dict[tuple[Module, str], Kernel] = {}
         self._held: list[Module] = []
         self._lock = threading.Lock()
@@ -193,7 +195,11 @@ class Compiler:
             if found is not None:
                 return found
         artifacts = self._compile(request, toolchain)
-        if store is not None:
+        if store is not None and not request.unchanged():
+            # NVRTC may have read another text than the key tells.
+            store.count("not_stored", "header changed")
+            _logger.info("a header of %s changed meanwhile; nothing is stored", request.name or "a program")
+        elif store is not None:
             self._keep(store, artifacts, codec)
         return artifacts[0]
 
@@ -212,8 +218,8 @@ class Compiler:
     ) -> Module:
         """Return the program compiled and loaded for the current device; parameters and errors as `compile`.
 
-        The module is held until `close`: asking again is a dictionary lookup. Where the device is newer than
-        NVRTC, PTX for the newest arch that NVRTC knows is loaded instead.
+        The module is held until `close`: asking again is a dictionary lookup, unless a user header changed. Where
+        the device is newer than NVRTC, PTX for the newest arch that NVRTC knows is loaded instead.
 
         Raises
         ------
@@ -222,7 +228,8 @@ class Compiler:
 
         Notes
         -----
-        Cost: in the same process, a dictionary lookup; otherwise `compile` and the driver's load.
+        Cost: in the same process, a dictionary lookup and one stat for each user header and each place searched
+        before it; otherwise `compile` and the driver's load.
         """
         from kernelstore.cuda import driver
         from kernelstore.loader import load  # 15 ms, for those who load
@@ -241,9 +248,9 @@ class Compiler:
             extra,
             place,
         )
-        module = self._modules.get(asked) if cache else None
-        if module is not None:
-            return module
+        held = self._modules.get(asked) if cache else None
+        if held is not None and held.trace.holds():
+            return held.module
         request = self._request(
             source,
             "cubin",
@@ -255,12 +262,19 @@ class Compiler:
             headers=headers,
             extra=extra,
         )
+        if held is not None and request.uncacheable is None and request.program.key == held.program_key:
+            held.trace = request.trace
+            return held.module
         module = load(self._for_device(request, arch, cache=cache))
+        # What cannot be keyed may compile to something else the next time.
+        keyed = cache and request.uncacheable is None and request.unchanged()
         with self._lock:
             self._held.append(module)
-            # What cannot be keyed may compile to something else the next time.
-            if cache and request.uncacheable is None:
-                module = self._modules.setdefault(asked, module)
+            if keyed:
+                now = self._modules.get(asked)
+                if now is not None and now.program_key == request.program.key:
+                    return now.module
+                self._modules[asked] = _Held(module, request.program.key, request.trace)
         return module
 
     def kernel(
@@ -371,6 +385,7 @@ class Compiler:
             include_dirs=dirs,
             headers=checked_headers(headers),
             extra=extra,
+            memo=self.store,
         )
 
     def _compile(self, request: Request, toolchain: Toolchain) -> list[Artifact]:
@@ -437,6 +452,15 @@ class Compiler:
                 UncacheableWarning,
                 stacklevel=_outside(),
             )
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """A module that was loaded, and what tells whether it is still the one that is asked for."""
+
+    module: Module
+    program_key: Key
+    trace: Trace
 
 
 def _arch(given: str | None, among_options: Arch | None) -> Arch:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from kernelstore.db import blob, rows, statements
 from kernelstore.db.connection import LOCK_TIMEOUT_S
 from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
-from kernelstore.db.tally import Tally
+from kernelstore.db.tally import HeaderRow, Tally
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, PayloadCorrupt, StoreError
 from kernelstore.key import Key
 
@@ -34,6 +36,9 @@ __all__ = ["Store"]
 _EXIT_TIMEOUT_S = 5.0
 
 _KEYS_PER_PAGE = 1000
+
+# A header's row that is in use is written anew so often, to tell it from those that may go.
+_HEADER_TOUCH_NS = 86_400 * 10**9
 
 _logger = logging.getLogger("kernelstore.store")
 
@@ -400,6 +405,27 @@ class Store:
         """Keep the build of a compiler library; written with the next write."""
         self._tally.remember_toolchain(library, signature, build)
 
+    def recall_headers(self, paths: Sequence[str]) -> dict[str, HeaderRow]:
+        """Return what earlier scans read in the header files with these paths, with the stamps that they had.
+
+        Notes
+        -----
+        Cost: one read with an indexed look-up for each path, no transaction.
+        """
+        found = self._tally.headers(paths)
+        rest = [path for path in paths if path not in found]
+        if rest:
+            old_ns = time.time_ns() - _HEADER_TOUCH_NS
+            for path, *row, last_access_ns in self._pool.read(statements.HEADERS_OF_PATHS, {"paths": json.dumps(rest)}):
+                found[path] = columns = tuple(row)
+                if last_access_ns < old_ns:
+                    self._tally.remember_headers({path: columns})
+        return found
+
+    def remember_headers(self, rows: Mapping[str, HeaderRow]) -> None:
+        """Keep what was read in header files; written with the next write. What SQLite cannot hold is left out."""
+        self._tally.remember_headers({path: row for path, row in rows.items() if _fits(path, row)})
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -469,6 +495,11 @@ def _finish(pool: Pool, lock: SharedLock) -> None:
             _logger.warning("%d uses could not be counted before closing: %s", uses, error)
     pool.close()
     lock.release()
+
+
+def _fits(path: str, row: HeaderRow) -> bool:
+    # Some file systems number above SQLite's integers; a name of other bytes than UTF-8 is no TEXT.
+    return path.isprintable() and all(-(2**63) <= number < 2**63 for number in row[:5])
 
 
 def _checked_path(path: str | os.PathLike[str] | None) -> Path:

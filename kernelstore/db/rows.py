@@ -145,7 +145,11 @@ def program_row(program: Program) -> dict[str, Any]:
     codec: Codec = plugins.load("codecs", _SOURCE_CODEC)
     source = program.source.encode()
     dependencies = json.dumps(
-        {"headers": dict(program.headers), "external_includes": program.external_includes},
+        {
+            "headers": dict(program.headers),
+            "external_includes": program.external_includes,
+            "user_headers": dict(program.user_headers),
+        },
         ensure_ascii=False,
         separators=(",", ":"),
     ).encode()
@@ -177,5 +181,6 @@ def program_of(row: Any) -> Program:
         name_expressions=tuple(json.loads(row.name_expressions)),
         headers=dependencies["headers"],
         external_includes=tuple(dependencies["external_includes"]),
+        user_headers=dependencies.get("user_headers", {}),
         part_digests=json.loads(row.part_digests),
     )

@@ -12,6 +12,8 @@ __all__ = [
     "DELETE_ARTIFACT",
     "DELETE_DAMAGED",
     "DELETE_PROGRAM_IF_UNUSED",
+    "DROP_OLD_HEADERS",
+    "HEADERS_OF_PATHS",
     "INSERT_ARTIFACT",
     "INSERT_BLOB",
     "INSERT_PROGRAM",
@@ -19,6 +21,7 @@ __all__ = [
     "KEYS_AFTER",
     "MIN_WRITER",
     "PROGRAM_ID",
+    "REMEMBER_HEADER",
     "REMEMBER_TOOLCHAIN",
     "REVISION",
     "TOOLCHAIN_OF_LIBRARY",
@@ -113,4 +116,23 @@ REMEMBER_TOOLCHAIN = """
 INSERT INTO toolchain_memo (path, signature, build, created_at_ns) VALUES (:path, :signature, :build, :created_at_ns)
 ON CONFLICT (path) DO UPDATE SET
     signature = excluded.signature, build = excluded.build, created_at_ns = excluded.created_at_ns
+"""
+
+# One statement for all headers of a level, each through the primary key: 3 us a row, against 9 for a statement each.
+HEADERS_OF_PATHS = """
+SELECT path, device, inode, size_bytes, mtime_ns, ctime_ns, digest, includes, last_access_ns
+FROM header WHERE path IN (SELECT value FROM json_each(:paths))
+"""
+
+REMEMBER_HEADER = """
+INSERT INTO header (path, device, inode, size_bytes, mtime_ns, ctime_ns, digest, includes, last_access_ns)
+VALUES (:path, :device, :inode, :size_bytes, :mtime_ns, :ctime_ns, :digest, :includes, :last_access_ns)
+ON CONFLICT (path) DO UPDATE SET
+    device = excluded.device, inode = excluded.inode, size_bytes = excluded.size_bytes, mtime_ns = excluded.mtime_ns,
+    ctime_ns = excluded.ctime_ns, digest = excluded.digest, includes = excluded.includes,
+    last_access_ns = excluded.last_access_ns
+"""
+
+DROP_OLD_HEADERS = """
+DELETE FROM header WHERE path IN (SELECT path FROM header ORDER BY last_access_ns DESC LIMIT -1 OFFSET :limit)
 """
