@@ -180,7 +180,7 @@ class Artifact:
         InvalidType
             `payload` is not bytes.
         PayloadRejected
-            The bytes are of no kind, or not of `kind`.
+            The bytes are of no kind, or not of `kind`, or they are cut off or damaged, or hold nothing for `arch`.
         InvalidArgument
             The payload does not tell its arch and none was given, or it tells another one.
         """
@@ -190,6 +190,8 @@ class Artifact:
         payload = plugin.normalise(bytes(payload))
         found = plugin.describe(payload)
         arch = _settle_arch(arch, found.arch, plugin)
+        # Here and not at the put, so that the error stands where the file is named.
+        plugin.check(payload, arch)
         return cls(
             key=key_of(
                 [

@@ -10,6 +10,7 @@ from kernelstore import plugins
 from kernelstore.arch import Arch
 from kernelstore.artifact import Artifact, Symbol
 from kernelstore.cuda import driver, nvrtc, ptxas
+from kernelstore.errors import InvalidOption
 from kernelstore.kinds import ptx as ptx_kind
 from kernelstore.request import Request
 from kernelstore.toolchain import Toolchain
@@ -45,7 +46,10 @@ def _artifacts(request: Request, output: nvrtc.Output, toolchain: Toolchain, com
     driver_version = driver.driver_version()
 
     def made(kind: str, arch: Arch, payload: bytes, text: str, known: tuple[Symbol, ...]) -> Artifact:
-        described = plugins.load("kinds", kind).describe(payload)
+        plugin = plugins.load("kinds", kind)
+        # Nothing is called what it is not, whatever an option did.
+        plugin.check(payload, str(arch))
+        described = plugin.describe(payload)
         # From sm_90 on ptxas does not tell the constant banks; the cubin does.
         constant_bytes = {symbol.lowered_name: symbol.constant_bytes for symbol in described.symbols}
         known = tuple(
@@ -71,17 +75,25 @@ def _artifacts(request: Request, output: nvrtc.Output, toolchain: Toolchain, com
         )
 
     artifacts: list[Artifact] = []
-    if request.kind == "ltoir":
-        assert output.ltoir is not None
+    if request.kind == "ltoir" and output.ltoir is not None:
         artifacts.append(made("ltoir", request.arch, output.ltoir, log, symbols))
-    if request.kind == "cubin":
-        assert output.cubin is not None
+    if request.kind == "cubin" and output.cubin is not None:
         artifacts.append(made("cubin", request.arch, output.cubin, whole_log, symbols))
     if output.ptx is not None:
         # What a run for PTX alone would say: ptxas had no part in it.
         said = "".join(line for line in log.splitlines(keepends=True) if not line.startswith("ptxas"))
         plain = tuple(Symbol(s.lowered_name, s.name_expression, s.what, s.parameters) for s in symbols)
         artifacts.append(made("ptx", request.arch.as_virtual(), output.ptx, said, plain))
+    if not artifacts or artifacts[0].kind != request.kind:
+        raise InvalidOption(
+            f"NVRTC made no {request.kind} with the options {list(request.options.command)}",
+            log=output.log,
+            options=request.options.command,
+            toolchain=toolchain.text,
+            result=None,
+            name=request.name,
+            arch=str(request.arch),
+        )
     return artifacts
 
 

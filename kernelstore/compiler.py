@@ -195,12 +195,15 @@ class Compiler:
             if found is not None:
                 return found
         artifacts = self._compile(request, toolchain)
-        if store is not None and not request.unchanged():
-            # NVRTC may have read another text than the key tells.
-            store.count("not_stored", "header changed")
-            _logger.info("a header of %s changed meanwhile; nothing is stored", request.name or "a program")
-        elif store is not None:
-            self._keep(store, artifacts, codec)
+        if store is not None:
+            if not request.unchanged():
+                # NVRTC may have read another text than the key tells.
+                store.count("not_stored", "header changed")
+                _logger.info("a header of %s changed meanwhile; nothing is stored", request.name or "a program")
+            elif not _is_as_asked(request):
+                store.count("not_stored", "compiled after -G")
+            else:
+                self._keep(store, artifacts, codec)
         return artifacts[0]
 
     def module(
@@ -365,7 +368,7 @@ class Compiler:
     ) -> Request:
         checked_text(source, "source")
         checked_text(name, "name")
-        if kind not in _COMPILED_KINDS:
+        if not isinstance(kind, str) or kind not in _COMPILED_KINDS:
             plugins.load("kinds", kind)
             raise InvalidArgument(f"NVRTC makes {', '.join(_COMPILED_KINDS)}, not {kind!r}")
         if not isinstance(extra, bytes):
@@ -463,6 +466,12 @@ class _Held:
     trace: Trace
 
 
+def _is_as_asked(request: Request) -> bool:
+    from kernelstore.cuda import nvrtc
+
+    return request.options.debug or not nvrtc.leaks_debug()
+
+
 def _arch(given: str | None, among_options: Arch | None) -> Arch:
     if given is not None:
         if among_options is not None:
@@ -485,4 +494,4 @@ def _outside() -> int:
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("kernelstore"):
         level, frame = level + 1, frame.f_back
-    return level - 1
+    return level

@@ -32,10 +32,11 @@ _NOISE = re.compile(
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _STRING = re.compile(r'"(?:\\[^\n]|[^"\\\n])*"?')
 _RAW = re.compile(r'R"([^()\\\n"]{0,16})\(.*?\)\1"', re.DOTALL)
+_SPLIT_DELIMITER = re.compile(r'R"[^()"]{0,16}\\\r?\n')
 # A blank between backslash and newline makes it no continuation.
 _CONTINUATION = re.compile(r"\\\r?\n")
 _DIRECTIVE = re.compile(
-    rf"^{_WS}*(?:\#|%:){_WS}*(include_next|include|import|embed)\b{_WS}*([^\n]*)", re.MULTILINE | re.ASCII
+    rf"(?:^|\r){_WS}*(?:\#|%:){_WS}*(include_next|include|import|embed)\b{_WS}*([^\n]*)", re.MULTILINE | re.ASCII
 )
 _SPELLED = re.compile(r'<([^>\n]+)>|"([^"\n]+)"')
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -49,6 +50,12 @@ _STAND_IN = re.compile(rf"(?:\#|%:){_WS}*define{_WS}+$")
 _STAND_IN_VALUE = re.compile(rf"\({_WS}*\w+{_WS}*\){_WS}*[01]?{_WS}*(?:\n|\Z)", re.ASCII)
 _TIME = re.compile(r"\b__(?:TIME|DATE|TIMESTAMP)__\b", re.ASCII)
 _FILE = re.compile(r"\b(?:__FILE__|__BASE_FILE__|__builtin_FILE|source_location)\b|\bassert[ \t]*\(", re.ASCII)
+# What `##` could make one of these names of: a beginning of it, or all but its underscores.
+_PASTED = ("__TIME__", "__DATE__", "__TIMESTAMP__", "__FILE__", "__has_include", "__has_include_next")
+_PIECES = {name[:at] for name in _PASTED for at in range(3, len(name))} | {
+    name[at:] for name in _PASTED for at in (1, 2)
+}
+_PIECE = re.compile(rf"\b(?:{'|'.join(sorted(_PIECES.difference(_PASTED)))})\b", re.ASCII)
 _TRIGRAPH = re.compile(r"\?\?[=/]")
 
 
@@ -88,12 +95,16 @@ class Directives:
         Whether ``__FILE__`` can put file names into the output.
     new_tokens : bool
         Whether raw strings or separated digits are in it, which older C++ reads differently.
+    pastes, has_piece : bool
+        Whether ``##`` is in it, and whether a word that it could make ``__TIME__`` or its like of.
     """
 
     includes: tuple[Directive, ...]
     uncacheable: str | None
     shows_paths: bool
     new_tokens: bool
+    pastes: bool = False
+    has_piece: bool = False
 
     @classmethod
     def read(cls, text: str) -> Directives:
@@ -106,10 +117,11 @@ class Directives:
             # Within a raw string a continuation is none, and joining could have moved its end.
             "line continuation in a raw string" if joined is not text and _has_split_raw(text) else None,
         ]
-        shows_paths = False
-        if "__" in code or "source_location" in code or "assert" in code:
+        shows_paths = has_piece = False
+        if "__" in code or "source_location" in code or "assert" in code or "##" in code:
             tokens = _STRING.sub(" ", code)
             shows_paths = _FILE.search(tokens) is not None
+            has_piece = _PIECE.search(tokens) is not None
             time = _TIME.search(tokens)
             reasons.append(time and time[0])
         includes: dict[Directive, None] = {}
@@ -118,21 +130,22 @@ class Directives:
         if not all(entry.spelling.isascii() or _is_text(entry.spelling) for entry in includes):
             reasons.append("include whose name is no UTF-8")
         reason = next((reason for reason in reasons if reason), None)
-        return cls(tuple(includes), reason, shows_paths, kept.new_tokens)
+        return cls(tuple(includes), reason, shows_paths, kept.new_tokens, "##" in code or "%:%:" in code, has_piece)
 
     def to_json(self) -> str:
         """Return a text that `from_json` reads."""
         includes = [[entry.spelling, 1 * entry.quoted + 2 * entry.next + 4 * entry.computed] for entry in self.includes]
-        return json.dumps([includes, self.uncacheable, self.shows_paths, self.new_tokens], separators=(",", ":"))
+        rest = [self.uncacheable, self.shows_paths, self.new_tokens, self.pastes, self.has_piece]
+        return json.dumps([includes, *rest], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Directives:
         """Read what `to_json` wrote."""
-        includes, uncacheable, shows_paths, new_tokens = json.loads(text)
+        includes, *rest = json.loads(text)
         entries = tuple(
             Directive(spelling, bool(flags & 1), bool(flags & 2), bool(flags & 4)) for spelling, flags in includes
         )
-        return cls(entries, uncacheable, shows_paths, new_tokens)
+        return cls(entries, *rest)
 
 
 def code_of(text: str) -> str:
@@ -168,7 +181,12 @@ def _is_text(spelling: str) -> bool:
 
 
 def _has_split_raw(text: str) -> bool:
-    return 'R"' in text and any(_CONTINUATION.search(match[0]) for match in _RAW.finditer(text))
+    # From each beginning on its own, as some of them begin nothing; also where the delimiter itself is split.
+    for start in re.finditer('R"', text):
+        match = _RAW.match(text, start.start()) or _SPLIT_DELIMITER.match(text, start.start())
+        if match is not None and _CONTINUATION.search(match[0]):
+            return True
+    return False
 
 
 def _read_directives(code: str, includes: dict[Directive, None]) -> str | None:

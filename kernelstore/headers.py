@@ -73,6 +73,7 @@ def scan(
     toolkit_dirs: Iterable[str] = (),
     pre_includes: Iterable[str] = (),
     defines: Iterable[str] = (),
+    name_expressions: Iterable[str] = (),
     source_include: bool = True,
     old_standard: bool = False,
     memo: Memo | None = None,
@@ -89,8 +90,8 @@ def scan(
         Those of `include_dirs` that are a toolkit's: what they hold is external.
     pre_includes : iterable of str
         Files of ``--pre-include``.
-    defines : iterable of str
-        Values of ``-D``.
+    defines, name_expressions : iterable of str
+        Values of ``-D``, which NVRTC puts before the program, and what it compiles behind it.
     source_include : bool
         Whether quoted includes look beside the including file.
     old_standard : bool
@@ -104,7 +105,7 @@ def scan(
     memo does not know.
     """
     search = _Search(headers, include_dirs, frozenset(toolkit_dirs), source_include, memo)
-    given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines)
+    given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines) + "\n".join(name_expressions)
     texts = [
         (source, os.path.dirname(name)),
         *((text, os.path.dirname(path)) for path, text in sorted(headers.items())),
@@ -116,6 +117,8 @@ def scan(
     if search.uncacheable is None and any(entry.computed for node in nodes for entry in node.read.includes):
         nodes = _Computed(search, roots, [text for text, _ in texts] + [given]).run(nodes)
     reasons = [search.uncacheable, *(node.uncacheable(old_standard) for node in nodes)]
+    if any(node.read.pastes for node in nodes) and any(node.read.has_piece for node in nodes):
+        reasons.append("token pasting")
     return Scan(
         external=tuple(sorted(search.external)),
         uncacheable=next((reason for reason in reasons if reason), None),

@@ -57,6 +57,9 @@ _SHORT = {"--define-macro": "-D", "--undefine-macro": "-U"}
 _EQUALS_ONLY = {"-std": "--std", "-time": "--time"}
 
 # They write or read files that a hit would neither make nor check.
+# Outputs that are no artifact of kernelstore.
+_OTHER_OUTPUTS = frozenset({"--optix-ir", "--device-syntax-only", "--fdevice-syntax-only"})
+_SPACE = " \t\n\v\f\r"
 _SIDE_EFFECTS = frozenset({"--pch", "--create-pch", "--use-pch", "--pch-dir", "--time", "--fdevice-time-trace"})
 
 
@@ -70,12 +73,14 @@ class Options:
         What NVRTC gets, in order, without the arch and without include directories.
     arch : Arch or None
         From ``--gpu-architecture``.
-    include_dirs, pre_includes : tuple of str
-        From ``-I`` and ``--pre-include``, in order.
+    include_dirs, pre_includes, defines : tuple of str
+        From ``-I``, ``--pre-include`` and ``-D``, in order.
     lto, relocatable, source_include : bool
         ``-dlto``; ``-rdc=true``; not ``--no-source-include``.
     shows_paths : bool
         ``-lineinfo`` or ``-G``: file names reach the output.
+    debug : bool
+        ``-G``.
     verbose : bool
         The caller asked ptxas for ``-v``.
     side_effect : str or None
@@ -86,10 +91,12 @@ class Options:
     arch: Arch | None
     include_dirs: tuple[str, ...]
     pre_includes: tuple[str, ...]
+    defines: tuple[str, ...]
     lto: bool
     relocatable: bool
     source_include: bool
     shows_paths: bool
+    debug: bool
     verbose: bool
     side_effect: str | None
 
@@ -107,6 +114,9 @@ class Options:
             Two archs were given.
         """
         pairs = list(_read(checked_options(options)))
+        for name, _ in pairs:
+            if name in _OTHER_OUTPUTS:
+                raise InvalidOption(f"{name} makes no artifact that kernelstore keeps", options=options)
         archs = [value for name, value in pairs if name == "--gpu-architecture"]
         if len(archs) > 1:
             raise InvalidOption(f"several archs among the options: {', '.join(archs)}; give one", options=options)
@@ -118,9 +128,11 @@ class Options:
             arch=Arch.parse(archs[0]) if archs else None,
             include_dirs=tuple(value for name, value in pairs if name == "--include-path"),
             pre_includes=tuple(value for name, value in pairs if name == "--pre-include"),
-            lto="--dlink-time-opt" in names or "--gen-opt-lto" in names,
+            defines=tuple(value for name, value in pairs if name == "--define-macro"),
+            lto="--dlink-time-opt" in names,
             relocatable=names.get("--relocatable-device-code") == "true",
             source_include="--no-source-include" not in names,
+            debug="--device-debug" in names,
             shows_paths="--device-debug" in names or "--generate-line-info" in names,
             verbose=any({"-v", "--verbose"} & set(value.replace(",", " ").split()) for value in ptxas),
             side_effect=next((name for name, _ in pairs if name in _SIDE_EFFECTS), None),
@@ -137,6 +149,10 @@ def checked_options(options: Sequence[str]) -> tuple[str, ...]:
         checked_text(option, "an option")
         if not option:
             raise InvalidArgument("an option is empty; leave it out")
+        if option != option.strip(_SPACE):
+            raise InvalidArgument(
+                f"option {option!r} has white space around it, which NVRTC takes away; write it without"
+            )
     return tuple(options)
 
 
@@ -177,9 +193,18 @@ def _read(options: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             name, _, value = _FLAGS[option].partition("=")
         elif name in _VALUED or name in _LONG:
             name = _VALUED.get(name, name)
-            value = value if equals else next(rest, "")
+            value = _checked_value(option, value if equals else next(rest, ""))
         elif name in _EQUALS_ONLY and equals:
             name = _EQUALS_ONLY[name]
         elif option.startswith(_JOINED) and not option.startswith("--"):
-            name, value = _VALUED[option[:2]], option[2:]
+            name, value = _VALUED[option[:2]], _checked_value(option, option[2:].removeprefix("="))
+        elif f"-{name}" in _SIDE_EFFECTS | _OTHER_OUTPUTS:
+            name = f"-{name}"
         yield name, value
+
+
+def _checked_value(option: str, value: str) -> str:
+    # NVRTC would take the next option for the value, or strip what stands around it.
+    if not value or value != value.strip(_SPACE):
+        raise InvalidArgument(f"option {option!r} has no value, or white space around it")
+    return value

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["load", "names"]
 
 
-@cache
 def load(group: str, name: str) -> Any:
     """Return the plug-in of that name.
 
@@ -37,7 +36,12 @@ def load(group: str, name: str) -> Any:
         There is none; the message lists those that there are.
     """
     if not isinstance(name, str):
-        raise InvalidType(f"{group} are chosen by name, not by {name!r}")
+        raise InvalidType(f"{group} are chosen by name, not by {name!r:.200}")
+    return _load(group, name)
+
+
+@cache
+def _load(group: str, name: str) -> Any:
     if name in _own_names(group):
         return importlib.import_module(f"kernelstore.{group}.{name.replace('-', '_')}").PLUGIN
     for entry_point in _entry_points(group):

@@ -13,6 +13,7 @@ from kernelstore import headers as header_scan
 from kernelstore.arch import Arch
 from kernelstore.artifact import Program
 from kernelstore.cuda import toolkit
+from kernelstore.cuda.toolkit_names import TOOLKIT_NAMES
 from kernelstore.errors import InvalidArch, InvalidArgument, InvalidType
 from kernelstore.header_memo import Memo, Trace
 from kernelstore.key import Key, key_of
@@ -51,7 +52,12 @@ class Request:
         scan = self._scan()
         self.external = scan.external
         side_effect = self.options.side_effect and f"option with side effects: {self.options.side_effect}"
-        self.uncacheable = side_effect or scan.uncacheable or _shadowing(scan.external, user_dirs)
+        self.uncacheable = (
+            side_effect
+            or scan.uncacheable
+            or _shadowing(scan.external, user_dirs)
+            or _own_among_toolkits(scan.external, self.toolkit_dirs)
+        )
         self.shows_paths = scan.shows_paths or self.options.shows_paths
         self.trace = scan.trace
         if self.shows_paths:
@@ -100,7 +106,8 @@ class Request:
             include_dirs=self.include_dirs,
             toolkit_dirs=self.toolkit_dirs,
             pre_includes=self.options.pre_includes,
-            defines=[option[2:] for option in command if option.startswith("-D")],
+            defines=self.options.defines,
+            name_expressions=self.name_expressions,
             source_include=self.options.source_include,
             old_standard=not _OLD_STANDARDS.isdisjoint(command),
             memo=self.memo,
@@ -165,6 +172,16 @@ def _shadowing(external: Sequence[str], user_dirs: Iterable[str]) -> str | None:
     return None
 
 
+def _own_among_toolkits(external: Iterable[str], toolkit_dirs: Sequence[str]) -> str | None:
+    # A directory such as /usr/include holds a toolkit's headers and others. Only the former have a version.
+    for spelling in external:
+        if spelling.split("/")[0] not in TOOLKIT_NAMES and any(
+            os.path.exists(os.path.join(path, spelling)) for path in toolkit_dirs
+        ):
+            return f"user header in a toolkit's directory: {spelling}"
+    return None
+
+
 def _joined(texts: Iterable[str]) -> bytes:
     # Lengths first, so that no list of texts reads as another.
     encoded = [text.encode(errors="surrogateescape") for text in texts]
@@ -173,7 +190,7 @@ def _joined(texts: Iterable[str]) -> bytes:
 
 def checked_names(name_expressions: Iterable[str]) -> tuple[str, ...]:
     """Return the expressions sorted, each once: their order does not reach the output."""
-    if isinstance(name_expressions, (str, bytes)):
+    if isinstance(name_expressions, (str, bytes)) or not isinstance(name_expressions, Iterable):
         raise InvalidType(f"name_expressions are several str, such as ('saxpy<float>',), not {name_expressions!r}")
     names = [checked_text(name, "a name expression") for name in name_expressions]
     if not all(name.strip() for name in names):
@@ -195,6 +212,18 @@ def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def checked_dirs(include_dirs: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     """Return directories as text, or raise."""
-    if isinstance(include_dirs, (str, bytes, os.PathLike)):
-        raise InvalidType(f"include_dirs are a sequence of paths, not {include_dirs!r}; write ({str(include_dirs)!r},)")
-    return tuple(checked_text(os.fspath(path), "an include directory") for path in include_dirs)
+    if isinstance(include_dirs, (str, bytes)) or not isinstance(include_dirs, Sequence):
+        raise InvalidType(f"include_dirs are a sequence of paths, such as ('include',), not {include_dirs!r:.200}")
+    return tuple(map(_checked_dir, include_dirs))
+
+
+def _checked_dir(path: object) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidType(f"an include directory is a path, not {path!r:.200}")
+    text = checked_text(os.fspath(path), "an include directory")
+    # NVRTC takes white space around a directory away, and one equals sign before it.
+    if not text or text != text.strip() or text.startswith("="):
+        raise InvalidArgument(
+            f"{text!r} is no directory that NVRTC can be given; write it from ./ or / on, with no space at its ends"
+        )
+    return text

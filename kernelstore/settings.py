@@ -52,20 +52,16 @@ def cache_directory() -> Path:
 
 
 def configure_logging() -> None:
-    """Let ``KERNELSTORE_LOG=debug`` print the log on stderr; without it, logging is the application's affair.
-
-    Raises
-    ------
-    InvalidArgument
-        The value is no level.
-    """
+    """Let ``KERNELSTORE_LOG=debug`` print the log on stderr; without it, logging is the application's affair."""
     value = environment("LOG")
     logger = logging.getLogger("kernelstore")
     if value is None or is_off(value) or any(handler.name == _HANDLER for handler in logger.handlers):
         return
     level = logging.getLevelNamesMapping().get(value.upper())
     if level is None:
-        raise InvalidArgument(f"KERNELSTORE_LOG={value!r} is no level; use debug, info, warning or error")
+        # A slip in the environment does not stop the program.
+        logger.warning("KERNELSTORE_LOG=%r is no level; use debug, info, warning or error", value)
+        level = logging.INFO
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     handler.name = _HANDLER

@@ -85,15 +85,9 @@ class Store:
         self._codec: Codec = plugins.load("codecs", codec)
         if not isinstance(lock_timeout_s, (int, float)) or not 0 < lock_timeout_s <= 86400:
             raise InvalidArgument(f"lock_timeout_s is a number of seconds above 0, not {lock_timeout_s!r}")
-        # The one place where the directory may be missing; `prepare` makes it.
-        if not self._path.parent.exists():
-            prepare(self._path, timeout_s=lock_timeout_s)
+        # First of all: beside a file that is not ours no lock file is left.
+        prepare(self._path, timeout_s=lock_timeout_s)
         lock = SharedLock(self._path, timeout_s=lock_timeout_s)
-        try:
-            prepare(self._path, timeout_s=lock_timeout_s)
-        except BaseException:
-            lock.release()
-            raise
         self._tally = Tally()
         self._pool = Pool(self._path, self._tally, timeout_s=lock_timeout_s)
         self._finalizer = weakref.finalize(self, _finish, self._pool, lock)
@@ -385,7 +379,17 @@ class Store:
     # -- what the compiler asks -----------------------------------------------------------------------------------
 
     def count(self, name: str, reason: str = "", value: int = 1) -> None:
-        """Add to a counter of the store; written later, with other writes."""
+        """Add to a counter of the store; written later, with other writes.
+
+        Raises
+        ------
+        InvalidType, InvalidArgument
+            `value` is no whole number, or none that a counter can hold.
+        """
+        if not isinstance(name, str) or not isinstance(reason, str) or not isinstance(value, int):
+            raise InvalidType(f"a counter has a name, a reason and a whole number, not {(name, reason, value)!r:.200}")
+        if not 0 <= value < 2**48:
+            raise InvalidArgument(f"a counter grows by 0 to 2**48, not by {value}")
         self._tally.count(name, reason, value)
 
     def toolchain_build(self, library: str, signature: str) -> str | None:
@@ -449,6 +453,7 @@ class Store:
         self._finalizer()
 
     def __enter__(self) -> Self:
+        self._pool.check_open()
         return self
 
     def __exit__(
@@ -463,11 +468,13 @@ class Store:
         return _reopen, (str(self._path), self._codec.name, self._pool.timeout_s)
 
     def _engine(self) -> sqlalchemy.Engine:
+        self._pool.check_open()
         from kernelstore.db import queries  # SQLAlchemy: 160 ms
 
         return queries.engine(self._path, self._pool.timeout_s)
 
     def _flush_for_reading(self) -> None:
+        self._pool.check_open()
         # So that people see this process's own hits. Where that cannot be written, they see the file as it is.
         try:
             self.flush()
@@ -491,8 +498,8 @@ def _finish(pool: Pool, lock: SharedLock) -> None:
             with pool.write(timeout_s=_EXIT_TIMEOUT_S):
                 pass
         except StoreError as error:
-            uses = pool.tally.uses().total()
-            _logger.warning("%d uses could not be counted before closing: %s", uses, error)
+            lost = pool.tally.uses().total()
+            _logger.warning("%d uses and the counters of this process are lost: %s", lost, error)
     pool.close()
     lock.release()
 
@@ -503,17 +510,22 @@ def _fits(path: str, row: HeaderRow) -> bool:
 
 
 def _checked_path(path: str | os.PathLike[str] | None) -> Path:
-    if path is None:
-        return settings.default_path().expanduser().resolve()
-    if not isinstance(path, (str, os.PathLike)):
-        raise InvalidType(f"a path is text or a path object, not {path!r}")
-    text = os.fspath(path)
+    given = settings.default_path() if path is None else path
+    if not isinstance(given, (str, os.PathLike)):
+        raise InvalidType(f"a path is text or a path object, not {given!r:.200}")
+    text = os.fspath(given)
     if not isinstance(text, str):
-        raise InvalidType(f"a path is text, not {text!r}")
+        raise InvalidType(f"a path is text, not {text!r:.200}")
     if not text or "\0" in text:
-        raise InvalidArgument(f"{text!r} is no path of a store; leave it out for the default store")
-    resolved = Path(text).expanduser().resolve()
-    if resolved.is_dir():
+        raise InvalidArgument(f"{text!r:.200} is no path of a store; leave it out for the default store")
+    try:
+        os.fsencode(text)
+        resolved = Path(text).expanduser().resolve()
+    except (OSError, RuntimeError, UnicodeError) as error:
+        # A loop of links, a user that is not known, a lone surrogate.
+        raise InvalidArgument(f"{text!r:.200} is no path of a store: {error}") from error
+    # os.path answers False where pathlib raises: whether the file can be reached shows when it is opened.
+    if os.path.isdir(resolved):
         raise InvalidArgument(f"{resolved} is a directory; give a file in it, such as {resolved / 'cache.db'}")
     return resolved
 

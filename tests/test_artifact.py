@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 from pathlib import Path
 
@@ -98,6 +99,8 @@ def test_an_arch_that_the_payload_contradicts_is_refused(arch: str) -> None:
         (b"hello", {}, PayloadRejected),
         (b"", {}, PayloadRejected),
         (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\0\x3e\0" + bytes(200), {}, PayloadRejected),
+        (b"/home/me/kernel.cubin", {}, PayloadRejected),
+        (gzip.compress(b".version 9.0\n.target sm_90\n"), {}, PayloadRejected),
         (b"hello", {"kind": "cubin"}, PayloadRejected),
         (b"hello", {"kind": "ptx", "arch": "sm_90"}, PayloadRejected),
         (b"hello", {"kind": "object"}, UnknownPlugin),
@@ -112,6 +115,36 @@ def test_bytes_that_are_no_kernel_are_refused(
     """C42."""
     with pytest.raises(error):
         Artifact.from_bytes(payload, **arguments)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_75"])
+def test_a_fatbin_is_refused_for_an_arch_that_it_lacks(arch: str) -> None:
+    """At once, not when it is put; sm_100f is no sm_100 (C15)."""
+    with pytest.raises(PayloadRejected, match="holds sm_80, sm_100f"):
+        Artifact.from_bytes(kinds_samples.asset("two_archs.fatbin"), arch=arch)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("sm_90a.cubin", {}),
+        ("sm_90a.fatbin", {}),
+        ("two_archs.fatbin", {"arch": "sm_80"}),
+    ],
+)
+def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, name: str, arguments: dict[str, str]) -> None:
+    path = tmp_path / name
+    payload = kinds_samples.asset(name)
+
+    for end in (len(payload) // 2, len(payload) - 1):
+        path.write_bytes(payload[:end])
+        with pytest.raises(PayloadRejected):
+            Artifact.from_file(path, **arguments)
+
+
+def test_lto_ir_of_which_the_head_alone_is_left_is_refused() -> None:
+    with pytest.raises(PayloadRejected, match="cut off"):
+        Artifact.from_bytes(kinds_samples.asset("compute_90.ltoir")[:24], arch="sm_90")
 
 
 def test_an_arch_that_is_none_is_refused() -> None:

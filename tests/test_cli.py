@@ -95,7 +95,17 @@ def test_a_misspelt_command_is_wrong_usage_and_the_nearest_is_named(run: Run) ->
 
 
 def test_compile_stores_and_the_second_time_hits(run: Run, source_file: Path) -> None:
-    arguments = ("compile", source_file, "--arch", "sm_80", "--arch", "sm_90", "-n", "saxpy<float>", "--json")
+    arguments = (
+        "compile",
+        source_file,
+        "--arch",
+        "sm_80",
+        "--arch",
+        "sm_90",
+        "--name-expression",
+        "saxpy<float>",
+        "--json",
+    )
 
     first = run(*arguments, "--", "-std=c++17").json
     second = run(*arguments, "--", "-std=c++17").json

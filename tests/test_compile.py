@@ -28,6 +28,7 @@ from kernelstore.errors import (
     UnknownPlugin,
     UnsupportedArch,
 )
+from kernelstore.options import Options
 
 K = 'extern "C" __global__ void k(float*a){a[threadIdx.x]+=1.f;}'
 T = (
@@ -437,6 +438,83 @@ def test_what_only_looks_uncacheable_is_stored(
     assert compiler.compile(source, arch="sm_90").from_cache
 
 
+HIDDEN = {
+    "form feed (R2)": '\f#include "q.h"\n',
+    "carriage return in the directive": '#\rinclude "q.h"\n',
+    "carriage return before it": '\r#include "q.h"\n',
+    "a wide quote": '__device__ int c = L\'"\'; __device__ const char* s = "/*";\n#include "q.h"\n// */\n',
+    "a splice in a raw string": '__device__ const char* s = R"a()\\\na" /* )a";\n#include "q.h"\n',
+    "a macro for __has_include": "#define H __has_include\n#if H(<q.h>)\n#endif\n",
+    "a pasted __has_include": "#define C(a,b) a##b\n#if C(__has_,include)(<q.h>)\n#endif\n",
+    "a pasted __TIME__": "#define C(a,b) a##b\n#define STAMP C(__TI,ME__)\n",
+}
+
+
+@pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
+def test_no_form_hides_what_is_read(compiler: Compiler, tmp_path: Path, text: str) -> None:
+    given = {"arch": "sm_90", "name": "", "options": (), "name_expressions": (), "headers": None, "extra": b""}
+    request = compiler._request(text + K, "ptx", include_dirs=[tmp_path], **given)
+    (tmp_path / "q.h").write_text("#define Q 1\n")
+
+    after = compiler._request(text + K, "ptx", include_dirs=[tmp_path], **given)
+
+    assert after.uncacheable is not None or after.program.key != request.program.key
+
+
+@pytest.mark.parametrize("options", [("-DH=__has_include",), ("-DH(x)=__has_include(x)",), ("-DSTAMP=__TIME__",)])
+def test_macros_of_the_command_line_hide_nothing(compiler: Compiler, store: Store, options: tuple[str, ...]) -> None:
+    with pytest.warns(UncacheableWarning):
+        compiler.compile(K, arch="sm_90", options=options)
+
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(" -Id",), ("-I d",), ("--include-path= d",), (" -arch=sm_80",), ("-lineinfo ",), ("-I",), ("-I=",), ("-D",),
+     ("--optix-ir",), ("-optix-ir",), ("-arch=",), ("\t-G",)],
+)  # fmt: skip
+def test_options_that_nvrtc_would_read_in_another_way_are_refused(
+    compiler: Compiler, store: Store, options: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidArgument if options[0] not in {"--optix-ir", "-optix-ir"} else InvalidOption):
+        compiler.compile(K, arch="sm_90", options=options)
+
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("option", ["-create-pch=b.pch", "-fdevice-time-trace=t", "--pch", "-pch"])
+def test_side_effects_are_seen_in_either_spelling(option: str) -> None:
+    assert Options.read((option,)).side_effect is not None
+
+
+@pytest.mark.parametrize("directory", ["", " d", "d ", "=d"])
+def test_directories_that_nvrtc_would_read_in_another_way_are_refused(compiler: Compiler, directory: str) -> None:
+    with pytest.raises(InvalidArgument):
+        compiler.compile(K, arch="sm_90", include_dirs=[directory])
+
+
+def test_a_file_that_toolkit_headers_ask_for_is_not_read_unseen(
+    compiler: Compiler, store: Store, tmp_path: Path
+) -> None:
+    """CCCL includes <version>, a name that projects use for a file of their own."""
+    if toolkit.find_headers(nvrtc.build(), toolkit.find_nvrtc()) is None:
+        pytest.skip("no CUDA headers of this NVRTC's version here")
+    (tmp_path / "version").write_text("")
+
+    with pytest.warns(UncacheableWarning, match="version"):
+        compiler.compile(f"#include <cuda_fp16.h>\n{K}", arch="sm_90", include_dirs=[tmp_path])
+
+    assert len(store) == 0
+
+
+def test_a_warning_points_at_the_caller(compiler: Compiler) -> None:
+    with pytest.warns(UncacheableWarning) as seen:
+        compiler.compile("// x\n" + K, arch="sm_90", options=("-DSTAMP=__TIME__",))
+
+    assert seen[0].filename == __file__
+
+
 def test_a_user_directory_that_shadows_toolkit_headers_is_not_trusted(
     compiler: Compiler, store: Store, tmp_path: Path
 ) -> None:
@@ -653,3 +731,18 @@ def test_closing_unloads_every_module_once(store: Store, loads: list[Artifact]) 
     assert modules[0] is modules[2]
     for module in modules:
         module.unload.assert_called_once()
+
+
+def test_what_nvrtc_12_compiles_after_a_debug_compile_is_not_stored(compiler: Compiler, store: Store) -> None:
+    """NVRTC 12.9 keeps something of -G: later output is right, but not what its options mean."""
+    compiler.compile(K, arch="sm_90")
+    compiler.compile(K, arch="sm_90", options=("-G",))
+    leaks = nvrtc.version()[0] < 13
+    try:
+        assert nvrtc.leaks_debug() == leaks
+        compiler.compile(T, arch="sm_90", name_expressions=("addn<1>",))
+
+        assert compiler.compile(T, arch="sm_90", name_expressions=("addn<1>",)).from_cache != leaks
+        assert compiler.compile(K, arch="sm_90", options=("-G",)).from_cache
+    finally:
+        nvrtc._debug_compiled.clear()

@@ -361,6 +361,7 @@ UNCACHEABLE: dict[str, dict[str, object]] = {
     "__DATE__": {"source": "const char* t = __DATE__;"},
     "__TIMESTAMP__": {"source": "const char* t = __TIMESTAMP__;"},
     "trigraphs": {"source": "??=define A"},
+    "token pasting": {"source": "#define C(a, b) a##b\nC(__TI, ME__)"},
     "line continuation in a raw string": {"source": 'auto a = R"(\\\n)";'},
     "raw strings or separated digits in old C++": {"source": "1'000", "options": ("-std=c++11",)},
     "include whose name is no UTF-8": {"source": '#include "latin.h"', "include_dirs": ["{}"]},
@@ -380,7 +381,12 @@ def test_the_reasons_for_what_cannot_be_keyed_are_those_of_the_code(compiler: Co
     given = {"arch": "sm_90", "name": "", "options": (), "name_expressions": (), "headers": None, "extra": b""}
 
     # Those that need another user or time have tests in test_headers.py.
-    rare = {"unreadable header", "more than 20000 headers", "header that changes while it is read"}
+    rare = {
+        "unreadable header",
+        "more than 20000 headers",
+        "header that changes while it is read",
+        "user header in a toolkit's directory",
+    }
     assert {reason for row in tables(page)["reason"] for reason in code(row[0])} == set(UNCACHEABLE) | rare
     for reason, program in UNCACHEABLE.items():
         dirs = [str(path).replace("{}", str(tmp_path)) for path in program.get("include_dirs", ())]

@@ -544,7 +544,7 @@ def test_the_memo_is_json_that_people_can_read(path: Path, tree: Path, rows: Row
 
     ((includes,),) = rows("SELECT includes FROM header WHERE path LIKE '%q.h'")
 
-    assert json.loads(includes)["read"] == [[["p.h", 0]], None, False, False]
+    assert json.loads(includes)["read"] == [[["p.h", 0]], None, False, False, False, False]
 
 
 def test_too_fresh_a_stamp_is_not_remembered(path: Path, tree: Path, rows: Rows) -> None:

@@ -197,6 +197,41 @@ def test_names_that_all_run_through_one_megabyte_are_refused_at_once() -> None:
     assert time.perf_counter() - started < 2
 
 
+def test_a_name_with_escape_codes_is_refused() -> None:
+    """A terminal would obey it where the kernels are listed."""
+    payload = _elf([(3, b"\0k\x1b[2J\0", 0), (2, struct.pack("<IBBHQQ", 1, 2, 0x10, 1, 0, 0), 1)])
+
+    with pytest.raises(PayloadRejected, match="is no name"):
+        PLUGIN.describe(payload)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"V13.0.88\0", b"V" + b"9" * 5000 + b".0.88\0"), (b"\0ptxas\0", b"\0p\x1b[2J\0")],
+    ids=["a build of 5,000 digits", "a tool named by escape codes"],
+)
+def test_a_note_that_names_no_tool_is_passed_over(before: bytes, after: bytes) -> None:
+    """The arch, which stands in it too, is told."""
+    texts = b"\0ptxas\0V13.0.88\0-arch sm_90a\0".replace(before, after)
+    ends = [at for at, byte in enumerate(texts) if byte == 0]
+    value = struct.pack("<6I", 0, 0, 1, ends[1] + 1, ends[2], ends[2] + 1) + texts
+    value += bytes(-len(value) % 4)
+    note = struct.pack("<III", 4, len(value), 2000) + b"nv\0\0" + value
+    payload = _elf([(3, b".note.nv.tkinfo\0", 0), (7, note, 0)], names_at=0)
+
+    described = PLUGIN.describe(payload)
+
+    assert (described.arch, described.toolchain) == ("sm_90a", None)
+
+
+def test_an_arch_that_no_device_has_is_refused() -> None:
+    payload = bytearray(kinds_samples.asset("sm_90a.cubin"))
+    payload[49] = 0
+
+    with pytest.raises(PayloadRejected, match="no device has the arch sm_0"):
+        PLUGIN.describe(bytes(payload))
+
+
 def test_more_sections_than_16_bits_hold_are_read() -> None:
     """Section 0 then has their number and that of the names; libraries of thousands of kernels have that many."""
     payload = _elf([(3, b"\0kernel\0", 0), (2, struct.pack("<IBBHQQ", 1, 2, 0x10, 1, 0, 0), 1)], extended=True)
@@ -204,17 +239,16 @@ def test_more_sections_than_16_bits_hold_are_read() -> None:
     assert [symbol.lowered_name for symbol in PLUGIN.describe(payload).symbols] == ["kernel"]
 
 
-def _elf(sections: list[tuple[int, bytes, int]], *, extended: bool = False) -> bytes:
-    """Make an ELF file for sm_90 of sections (type, content, link) that have no names but the first one's start."""
+def _elf(sections: list[tuple[int, bytes, int]], *, extended: bool = False, names_at: int | None = None) -> bytes:
+    """Make an ELF file for sm_90 of sections (type, content, link), all of one name: none, or the first one's there."""
+    name = len(sections[0][1]) - 1 if names_at is None else names_at
     content = b""
     rows = []
     for kind, data, link in sections:
-        rows.append(
-            struct.pack("<IIQQQQIIQQ", len(sections[0][1]) - 1, kind, 0, 0, 64 + len(content), len(data), link, 0, 0, 0)
-        )
+        rows.append(struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, 64 + len(content), len(data), link, 0, 0, 0))
         content += data
     count = len(rows) + 1
-    rows.insert(0, struct.pack("<IIQQQQIIQQ", len(sections[0][1]) - 1, 0, 0, 0, 0, count * extended, extended, 0, 0, 0))
+    rows.insert(0, struct.pack("<IIQQQQIIQQ", name, 0, 0, 0, 0, count * extended, extended, 0, 0, 0))
     head = struct.pack(
         "<8sB7xHHIQQQIHHHHHH",
         b"\x7fELF\x02\x01\x01\x41",

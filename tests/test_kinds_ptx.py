@@ -217,6 +217,13 @@ def test_a_target_that_is_no_arch_is_refused() -> None:
         described(".version 9.5\n.target sm_90x")
 
 
+def test_a_target_of_a_megabyte_is_not_told_in_full() -> None:
+    with pytest.raises(PayloadRejected, match="its target is") as error:
+        described(".version 9.5\n.target sm_" + "9" * 2**20)
+
+    assert len(str(error.value)) < 200
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -325,6 +332,17 @@ def test_a_fatbin_that_points_outside_is_refused(at: int, size: int, number: int
 
     with pytest.raises(PayloadRejected):
         fatbin.PLUGIN.check(bytes(payload), "sm_80")
+
+
+@pytest.mark.parametrize(
+    "images", [b"", bytes.fromhex("1000010148000000") + bytes(64)], ids=["none", "one of another kind"]
+)
+def test_a_fatbin_that_holds_nothing_is_refused(images: bytes) -> None:
+    payload = bytes.fromhex("50ed55ba01001000") + len(images).to_bytes(8, "little") + images
+
+    for refuse in (lambda: fatbin.PLUGIN.check(payload, "sm_90"), lambda: fatbin.PLUGIN.describe(payload)):
+        with pytest.raises(PayloadRejected, match="holds no cubin"):
+            refuse()
 
 
 def test_bytes_after_a_fatbin_are_refused() -> None:

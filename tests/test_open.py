@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 import stat
 from collections.abc import Callable
@@ -292,3 +293,64 @@ def test_a_directory_that_cannot_be_made_is_said(as_nobody: Callable[[Callable[[
 
     assert isinstance(error, StoreUnavailable)
     assert "/nonexistent/x/cache.db" in str(error)
+
+
+def test_a_journal_that_a_killed_process_left_is_rolled_back(tmp_path: Path) -> None:
+    """F53: killed while the file was being made, before it was in WAL mode."""
+    path = tmp_path / "cache.db"
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA page_size = 8192")
+    writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    writer.execute("PRAGMA user_version = 0")
+    writer.execute("PRAGMA cache_size = 1")
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("CREATE TABLE x (y)")
+    writer.executemany("INSERT INTO x VALUES (zeroblob(8000))", [()] * 50)
+    kept = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    writer.execute("ROLLBACK")
+    writer.close()
+    assert set(kept) == {"cache.db", "cache.db-journal"}
+    for name, content in kept.items():
+        (tmp_path / name).write_bytes(content)
+
+    with Store(path) as store:
+        assert len(store) == 0
+    assert not (tmp_path / "cache.db-journal").exists()
+
+
+def test_no_lock_file_is_left_beside_what_is_not_ours(tmp_path: Path) -> None:
+    path = tmp_path / "places.sqlite"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE moz_places (id INTEGER)")
+    other.close()
+
+    with pytest.raises(ForeignFile):
+        Store(path)
+
+    assert [entry.name for entry in tmp_path.iterdir()] == ["places.sqlite"]
+
+
+@pytest.mark.parametrize("value", ["x\ud800", "~nobody-of-that-name/x.db", "loop/x.db"])
+def test_a_path_that_leads_nowhere_is_a_typed_error(
+    tmp_path: Path, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises((InvalidArgument, StoreUnavailable)):
+        Store(value)
+
+
+def test_a_name_that_is_too_long_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises((InvalidArgument, StoreUnavailable)):
+        Store(tmp_path / ("a" * 300))
+
+
+def test_a_slip_in_the_log_level_does_not_stop_the_program(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELSTORE_LOG", "bogus")
+    logger = logging.getLogger("kernelstore")
+    before = list(logger.handlers), logger.level
+
+    Store(path).close()
+
+    logger.handlers[:], logger.level = before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import pickle
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kernelstore import Artifact, Key, Store
+from kernelstore import Artifact, Key, Store, Symbol
 from kernelstore.db import rows as rows_module
 from kernelstore.db import statements
 from kernelstore.errors import (
@@ -22,6 +23,8 @@ from kernelstore.errors import (
     InvalidType,
     KeyNotFound,
     PayloadRejected,
+    StoreClosed,
+    StoreError,
     StoreFull,
     StoreLocked,
     UnknownPlugin,
@@ -428,3 +431,90 @@ def test_each_row_keeps_its_own_codec(path: Path, cubin: Artifact, codec: str, r
     assert rows("SELECT codec FROM blob") == [(codec,)]
     (stored, size) = rows("SELECT stored_size_bytes, size_bytes FROM artifact")[0]
     assert (stored == size) == (codec == "none")
+
+
+# -- what heals, and what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["header", "codec"])
+def test_text_that_is_no_utf_8_any_more_is_damage(path: Path, store: Store, cubin: Artifact, column: str) -> None:
+    store.put(cubin)
+    (text,) = store.sql(f"SELECT CAST({column} AS BLOB) FROM blob").rows[0]
+    damage(path, f"UPDATE blob SET {column} = CAST(? AS TEXT)", bytes([text[0] | 0x80]) + text[1:])
+
+    assert store.get(cubin.key) is None
+    store.put(cubin)
+    assert store.get(cubin.key) is not None
+
+
+def test_an_artifact_that_lost_its_blob_is_put_again(path: Path, store: Store, cubin: Artifact) -> None:
+    store.put(cubin)
+    damage(path, "DELETE FROM blob")
+    assert store.get(cubin.key) is None
+
+    store.put(cubin)
+
+    assert store.get(cubin.key) is not None
+    assert len(store) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"driver_version": 2**70}, InvalidArgument),
+        ({"ptx_version": object()}, InvalidType),
+        ({"compile_ms": 1e308}, InvalidArgument),
+        ({"relocatable": "x"}, InvalidType),
+        ({"origin": "x"}, InvalidArgument),
+        ({"symbols": None}, InvalidType),
+        ({"symbols": ("x",)}, InvalidType),
+        ({"symbols": (Symbol("k", registers=-1),)}, InvalidArgument),
+        ({"symbols": (Symbol("k", registers=2**80),)}, InvalidArgument),
+        ({"symbols": (Symbol("k", registers="x"),)}, InvalidType),  # type: ignore[arg-type]
+        ({"symbols": (Symbol("k", what="x"),)}, InvalidArgument),
+        ({"symbols": (Symbol("k", parameters=("\udc80",)),)}, InvalidArgument),
+        ({"program": "x"}, InvalidType),
+    ],
+)
+def test_values_that_the_columns_cannot_hold_are_refused(
+    store: Store, cubin: Artifact, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        store.put(dataclasses.replace(cubin, **changes))
+
+    assert len(store) == 0
+
+
+def test_a_toolchain_with_a_number_beyond_all_bounds_is_only_text(store: Store, cubin: Artifact) -> None:
+    store.put(dataclasses.replace(cubin, toolchain="nvrtc 99999999999999999999.1.1"))
+
+    assert store.info(cubin.key).toolchain == "nvrtc 99999999999999999999.1.1"
+
+
+@pytest.mark.parametrize("value", [2**70, -1, "y", 1.5])
+def test_a_counter_takes_whole_numbers_only(store: Store, value: object) -> None:
+    with pytest.raises((InvalidArgument, InvalidType)):
+        store.count("x", value=value)  # type: ignore[arg-type]
+
+
+def test_a_closed_store_answers_nothing(path: Path) -> None:
+    store = Store(path)
+    store.close()
+
+    for ask in (store.stats, lambda: list(store.search()), lambda: store.sql("SELECT 1"), lambda: store.info(bytes(32)),
+                lambda: store.program(bytes(32)), lambda: store.find("ab"), store.__enter__, lambda: len(store)):  # fmt: skip
+        with pytest.raises(StoreClosed):
+            ask()
+
+
+def test_a_store_whose_file_is_gone_says_so(tmp_path: Path, made_file: bytes) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    (place / "cache.db").write_bytes(made_file)
+    store = Store(place / "cache.db")
+    shutil.rmtree(place)
+
+    for ask in (store.stats, lambda: list(store.search()), lambda: store.sql("SELECT 1")):
+        with pytest.raises(StoreError):
+            ask()
+    store.close()

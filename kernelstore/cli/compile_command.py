@@ -9,9 +9,8 @@ import click
 
 from kernelstore.artifact import Artifact
 from kernelstore.cli import text
-from kernelstore.cli.options import db_option, json_option
+from kernelstore.cli.options import db_option, json_option, store_for_compiling
 from kernelstore.compiler import Compiler
-from kernelstore.store import Store
 
 __all__ = ["command"]
 
@@ -24,9 +23,7 @@ __all__ = ["command"]
 @click.option(
     "--kind", type=click.Choice(["cubin", "ptx", "ltoir"]), default="cubin", show_default=True, help="What to make."
 )
-@click.option(
-    "--name-expression", "-n", "name_expressions", multiple=True, metavar="NAME", help="Such as 'saxpy<float>'."
-)
+@click.option("--name-expression", "name_expressions", multiple=True, metavar="NAME", help="Such as 'saxpy<float>'.")
 @click.option("--include-dir", "include_dirs", multiple=True, metavar="DIR", help="Directory of user headers.")
 @json_option
 def command(
@@ -45,15 +42,19 @@ def command(
 
     \b
     Examples:
-      kernelstore compile saxpy.cu --arch sm_90 -n 'saxpy<float>'
+      kernelstore compile saxpy.cu --arch sm_90 --name-expression 'saxpy<float>'
       kernelstore compile saxpy.cu --arch sm_80 --arch sm_120 -- -std=c++17 -DN=8
     """
     made: list[tuple[Artifact, float]] = []
-    with Store(db) as store, Compiler(store) as compiler:
+    try:
+        source = file.read_text()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{file} is no UTF-8 text at byte {error.start}") from None
+    with store_for_compiling(db) as store, Compiler(store) as compiler:
         for arch in archs or (None,):
             started = time.perf_counter()
             artifact = compiler.compile(
-                file.read_text(),
+                source,
                 kind,
                 arch=arch,
                 name=str(file),

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from kernelstore import settings
 from kernelstore.artifact import Artifact
 from kernelstore.cli import text
 from kernelstore.cli.demo import DEMO_ARCHS, DEMOS, Demo
@@ -38,6 +39,8 @@ def command(db: Path | None, archs: tuple[str, ...], as_json: bool) -> None:
     Example:
       kernelstore demo --db cache.db
     """
+    if settings.flag("DISABLE"):
+        raise click.UsageError("KERNELSTORE_DISABLE is set, and the demo shows the store; unset it")
     with Store(db) as store, Compiler(store) as compiler:
         results = list(_compile_all(compiler, archs, quiet=as_json))
         device = _check_on_device(compiler) if driver.device_count() else None

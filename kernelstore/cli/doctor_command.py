@@ -82,7 +82,11 @@ def _store(db: Path | None) -> Iterator[_Finding]:
     if db is None and settings.flag("DISABLE"):
         yield _Finding("store", "disabled by KERNELSTORE_DISABLE")
         return
-    path = settings.default_path() if db is None else db
+    try:
+        path = settings.default_path() if db is None else db
+    except KernelStoreError as error:
+        yield _Finding("store", "none", str(error))
+        return
     if not path.exists():
         yield _Finding("store", f"none yet at {path}")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,8 +10,9 @@ from typing import Any, TypeVar
 import click
 
 from kernelstore import settings
+from kernelstore.store import Store
 
-__all__ = ["db_option", "existing", "json_option"]
+__all__ = ["db_option", "existing", "json_option", "store_for_compiling"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -37,6 +39,14 @@ def existing(db: Path | None) -> Path:
     if not path.exists():
         raise click.ClickException(f"there is no store at {path}; compile, put, demo and upgrade make one")
     return path
+
+
+def store_for_compiling(db: Path | None) -> contextlib.AbstractContextManager[Store | None]:
+    """Open the store, or say that ``KERNELSTORE_DISABLE`` is set and give ``None``."""
+    if settings.flag("DISABLE"):
+        click.echo("kernelstore: KERNELSTORE_DISABLE is set, nothing is looked up or stored", err=True)
+        return contextlib.nullcontext()
+    return Store(db)
 
 
 def json_option(function: _Function) -> _Function:

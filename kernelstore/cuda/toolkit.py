@@ -5,7 +5,7 @@
 """
 
 # Hundreds of paths in a few ms: os.path takes a third of the time of pathlib.
-# ruff: noqa: PTH112, PTH113, PTH116, PTH119, PTH123, PTH208
+# ruff: noqa: PTH113, PTH116, PTH119, PTH123, PTH208
 from __future__ import annotations
 
 import functools
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelstore.cuda.toolkit_names import TOOLKIT_NAMES
+from kernelstore.cuda.toolkit_names import INCLUDED, TOOLKIT_NAMES
 
 __all__ = [
     "HeaderUnit",
@@ -164,15 +164,18 @@ def toolkit_dir_version(path: str | os.PathLike[str]) -> str | None:
 
 
 def shadowed_names(user_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the entries of a user's include directory that hide a name of the toolkit, such as ``cub``.
+    """Return what in a user's include directory toolkit headers would read: ``cub`` for theirs, or ``version``.
 
     ``#include <cub/cub.cuh>`` then finds the user's file on one machine and, if that one lacks the file, the
     toolkit's. Sorted; empty for a directory that does not exist. One listing of the directory.
     """
     try:
-        return sorted(TOOLKIT_NAMES.intersection(os.listdir(user_dir)))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        entries = frozenset(os.listdir(user_dir))
+    except OSError:
         return []
+    missing = [name for name in INCLUDED if name.split("/")[0] in entries]
+    included = [name for name in missing if os.path.isfile(os.path.join(user_dir, name))]
+    return sorted({*(TOOLKIT_NAMES & entries), *included})
 
 
 def _library_dirs() -> Iterator[str]:

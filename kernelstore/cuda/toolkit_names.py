@@ -7,7 +7,7 @@ down here. ``tests/test_toolkit.py`` compares them with the headers it finds.
 # ruff: noqa: SIM905 - a hundred quoted names would hide what changed between two toolkits
 from __future__ import annotations
 
-__all__ = ["BUNDLED_13_5", "TOOLKIT_NAMES", "WHEELS_12_9"]
+__all__ = ["BUNDLED_13_5", "INCLUDED", "TOOLKIT_NAMES", "WHEELS_12_9"]
 
 BUNDLED_13_5 = frozenset(
     """
@@ -46,5 +46,21 @@ nvrtc.h nvtx3
 """.split()
 )
 """Of other wheels and of system toolkits, as far as device code includes them."""
+
+INCLUDED = frozenset(
+    """
+DbgHelp.h EGL/egl.h EGL/eglext.h GL/gl.h OpenGL/gl.h Windows.h __memory/addressof.h __pstl_algorithm
+__utility/as_const.h __utility/forward.h __utility/forward_like.h __utility/move.h algorithm array assert.h atomic
+bits/move.h cassert cfloat chrono ciso646 cmath compare complex cstddef cstdint cstdio cstdlib cstring cudaProfiler.h
+cxxabi.h debug/safe_iterator.h dispatch/dispatch.h dlfcn.h dlpack.h dlpack/dlpack.h endian.h errno.h exception
+expected experimental/memory_resource float.h format function functional initializer_list intrin.h iosfwd iostream
+iterator limits limits.h linux/futex.h map math.h memory memory_resource mutex new numeric nvrtc_device_runtime.h
+omp.h optional ostream process.h pthread.h sched.h semaphore.h set sstream stddef.h stdexcept stdint.h stdio.h
+stdlib.h string string.h string_view sys/syscall.h system_error target tbb/blocked_range.h tbb/parallel_for.h
+tbb/parallel_invoke.h tbb/parallel_reduce.h tbb/parallel_scan.h thread time.h tuple type_traits typeinfo unistd.h
+unordered_map utility variant vdpau/vdpau.h vector version winapifamily.h windows.h xutility yvals.h
+""".split()
+)
+"""What those headers include and toolkits do not hold; a user's file of that name is read by them, unseen."""
 
 TOOLKIT_NAMES = BUNDLED_13_5 | WHEELS_12_9 | _OTHERS

@@ -92,7 +92,7 @@ def run(path: Path, statement: str, parameters: Sequence[Any] | Mapping[str, Any
             try:
                 cursor = connection.execute(statement, parameters)
                 rows = cursor.fetchall()
-            except (sqlite3.Error, sqlite3.Warning) as error:
+            except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError) as error:
                 code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
                 if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR}:
                     raise

@@ -39,13 +39,13 @@ def seal(artifact: Artifact, codec: Codec) -> dict[str, Any]:
     return {
         "codec": codec.name,
         "size_bytes": size_bytes,
-        "checksum": _checksum(artifact.key, codec.name, size_bytes, header.encode(), data),
+        "checksum": _checksum(artifact.key, codec.name.encode(), size_bytes, header.encode(), data),
         "header": header,
         "data": data,
     }
 
 
-def unseal(key: Key, codec: str, size_bytes: int, checksum: bytes, header: str, data: bytes) -> Artifact:
+def unseal(key: Key, codec: bytes, size_bytes: int, checksum: bytes, header: bytes, data: bytes) -> Artifact:
     """Verify a blob against the key that was asked for, then decode it.
 
     Raises
@@ -56,21 +56,21 @@ def unseal(key: Key, codec: str, size_bytes: int, checksum: bytes, header: str, 
         The row is sound, but its codec is not installed here.
     """
     try:
-        expected = _checksum(key, codec, size_bytes, header.encode(), data)
-    except (TypeError, AttributeError, UnicodeEncodeError) as error:
-        raise PayloadCorrupt(f"the row of {key} holds values of wrong types", codec=codec, reason="types") from error
+        expected = _checksum(key, codec, size_bytes, header, data)
+    except TypeError as error:
+        raise PayloadCorrupt(f"the row of {key} holds values of wrong types", codec=None, reason="types") from error
     if expected != checksum:
-        raise PayloadCorrupt(f"the row of {key} fails its checksum", codec=codec, reason="checksum")
-    payload = plugins.load("codecs", codec).decode(data, size_bytes)
+        raise PayloadCorrupt(f"the row of {key} fails its checksum", codec=None, reason="checksum")
+    payload = plugins.load("codecs", codec.decode()).decode(data, size_bytes)
     values: dict[str, Any] = json.loads(header)
     symbols = tuple(Symbol.from_json(symbol) for symbol in values.pop("symbols"))
     return Artifact(key=key, payload=payload, symbols=symbols, from_cache=True, **values)
 
 
-def _checksum(key: Key, codec: str, size_bytes: int, header: bytes, data: bytes) -> bytes:
+def _checksum(key: Key, codec: bytes, size_bytes: int, header: bytes, data: bytes) -> bytes:
     # xxh3 with 128 bits: 1.3 us for 24 KB where crc32 takes 18 us. Lengths first, so that no two rows read alike.
     digest = xxhash.xxh3_128(key)
-    digest.update(f"{codec}\0{size_bytes}\0{len(header)}\0{len(data)}\0".encode())
+    digest.update(b"%s\0%d\0%d\0%d\0" % (codec, size_bytes, len(header), len(data)))
     digest.update(header)
     digest.update(data)
     return digest.digest()

@@ -46,7 +46,8 @@ def connect(
     path : str or path
         The file. Characters that mean something in a URI are quoted.
     mode : str
-        ``"rw"``, ``"rwc"`` (make the file if it is absent) or ``"ro"``.
+        ``"rw"``, ``"rwc"`` (make the file if it is absent), ``"ro"``, or ``"ro&immutable=1"`` (the file alone, without
+        its journal or WAL).
     query_only : bool
         Whether statements that would write are refused.
     timeout_s : float

@@ -25,6 +25,8 @@ APPLICATION_ID = int.from_bytes(b"kstr", "big")
 # STRICT tables (SQLite 3.37); RETURNING came with 3.35.
 _MINIMUM_SQLITE = (3, 37, 0)
 
+_NEEDS_RECOVERY = frozenset({sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY})
+
 # The smallest page that SQLite knows.
 _MINIMUM_BYTES = 512
 
@@ -71,8 +73,7 @@ def prepare(path: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> None:
                 )
             if size_bytes:
                 # Read-only first: whatever this file turns out to be, looking at it must not change it.
-                with contextlib.closing(connect(path, mode="ro", timeout_s=timeout_s)) as connection:
-                    state = _classify(connection, path)
+                state = _look(path, timeout_s)
             else:
                 _make_directory(path)
                 state = _State.EMPTY
@@ -86,6 +87,22 @@ def prepare(path: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> None:
             raise StoreUnavailable(
                 f"{path}: {error.strerror or error}; choose another path (KERNELSTORE_PATH)", path=path
             ) from error
+
+
+def _look(path: Path, timeout_s: float) -> _State:
+    try:
+        with contextlib.closing(connect(path, mode="ro", timeout_s=timeout_s)) as connection:
+            return _classify(connection, path)
+    except sqlite3.OperationalError as error:
+        # A process died within a write and left its journal, which only one that may write can roll back. Whose file
+        # it is tells the file alone.
+        if getattr(error, "sqlite_errorcode", 0) not in _NEEDS_RECOVERY:
+            raise
+    with contextlib.closing(connect(path, mode="ro&immutable=1", timeout_s=timeout_s)) as connection:
+        state = _classify(connection, path)
+    with contextlib.closing(connect(path, timeout_s=timeout_s)) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    return state
 
 
 def _classify(connection: sqlite3.Connection, path: Path) -> _State:

@@ -86,6 +86,11 @@ class Pool:
         """Return a transaction to be entered; it waits up to `timeout_s` (``None``: the pool's) for the lock."""
         return Transaction(self, self.timeout_s if timeout_s is None else timeout_s)
 
+    def check_open(self) -> None:
+        """Raise `StoreClosed` after `close`."""
+        if self._closed:
+            raise StoreClosed(f"the store {self.path} is closed; open it again", path=self.path)
+
     def close(self) -> None:
         """Close all connections; a second call does nothing. The last one of all processes folds the WAL in."""
         self._closed = True
@@ -97,8 +102,7 @@ class Pool:
                 self._writer = None
 
     def _connect(self, *, query_only: bool) -> sqlite3.Connection:
-        if self._closed:
-            raise StoreClosed(f"the store {self.path} is closed", path=self.path)
+        self.check_open()
         try:
             return connect(self.path, query_only=query_only, timeout_s=self.timeout_s)
         except sqlite3.Error as error:

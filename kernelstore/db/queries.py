@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from sqlalchemy import ColumnElement, Row, and_, func, or_, select
 from kernelstore.arch import Arch
 from kernelstore.artifact import ArtifactInfo, Symbol
 from kernelstore.db.connection import connect
+from kernelstore.db.faults import translate
 from kernelstore.db.schema import artifact, counter, program, symbol
 from kernelstore.key import Key
 
@@ -25,11 +27,18 @@ _PAGE_ROWS = 200
 
 def engine(path: Path, timeout_s: float) -> sqlalchemy.Engine:
     """Return an engine whose connections are `connect`'s, read-only, in autocommit mode."""
-    return sqlalchemy.create_engine(
+    made = sqlalchemy.create_engine(
         "sqlite://",
         creator=lambda: connect(path, query_only=True, timeout_s=timeout_s),
         poolclass=sqlalchemy.NullPool,
     )
+
+    @sqlalchemy.event.listens_for(made, "handle_error")
+    def _(context: sqlalchemy.engine.ExceptionContext) -> None:
+        if isinstance(context.original_exception, sqlite3.Error):
+            raise translate(context.original_exception, path) from context.original_exception
+
+    return made
 
 
 def matches(symbol_glob: str | None, arch: str | None, kind: str | None) -> list[ColumnElement[bool]]:

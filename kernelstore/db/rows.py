@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelstore import plugins
 from kernelstore.arch import Arch
-from kernelstore.artifact import Artifact, Program
+from kernelstore.artifact import Artifact, Program, Symbol
 from kernelstore.codecs import Codec
 from kernelstore.db import blob, statements
 from kernelstore.errors import InvalidArgument, InvalidType
@@ -27,7 +27,7 @@ MAX_PAYLOAD_BYTES = 2**30 - 2**20
 # Sources compress to a quarter, and are read only by `show` and by a rebuild.
 _SOURCE_CODEC = "lz4"
 
-_BUILD = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_BUILD = re.compile(r"\b(\d{1,9})\.(\d{1,9})\.(\d{1,9})\b", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,18 @@ class Row:
             self.symbols.append(values)
 
 
-_TEXTS = ("kind", "arch", "origin", "log")
+_ORIGINS = frozenset({"nvrtc", "driver-jit", "nvjitlink", "import"})
+_NUMBERS = (
+    "registers",
+    "shared_bytes",
+    "local_bytes",
+    "stack_bytes",
+    "constant_bytes",
+    "spill_store_bytes",
+    "spill_load_bytes",
+)
+# A compile of eleven days; more is no measurement.
+_MAX_MS = 10**9
 
 
 def _check(artifact: Artifact) -> None:
@@ -89,17 +100,64 @@ def _check(artifact: Artifact) -> None:
     if not isinstance(artifact.payload, bytes):
         raise InvalidType(f"a payload is bytes, not {type(artifact.payload).__name__}")
     Key(artifact.key)
-    for name in _TEXTS:
+    for name in ("kind", "arch", "origin", "log"):
         _check_text(name, getattr(artifact, name))
+    if artifact.origin not in _ORIGINS:
+        raise InvalidArgument(f"origin is one of {', '.join(sorted(_ORIGINS))}, not {artifact.origin!r:.200}")
     if artifact.toolchain is not None:
         _check_text("toolchain", artifact.toolchain)
-    for symbol in artifact.symbols:
-        _check_text("a symbol's name", symbol.lowered_name)
-        _check_text("a symbol's name", symbol.name)
+    _check_number("driver_version", artifact.driver_version)
+    _check_number("ptx_version", artifact.ptx_version)
+    if not isinstance(artifact.relocatable, bool):
+        raise InvalidType(f"relocatable is True or False, not {artifact.relocatable!r:.200}")
     if not isinstance(artifact.compile_ms, (int, float)):
-        raise InvalidType(f"compile_ms is a number, not {artifact.compile_ms!r}")
-    if not 0 <= artifact.compile_ms < float("inf"):
-        raise InvalidArgument(f"compile_ms is a time of 0 or more, not {artifact.compile_ms!r}")
+        raise InvalidType(f"compile_ms is a number, not {artifact.compile_ms!r:.200}")
+    if not 0 <= artifact.compile_ms <= _MAX_MS:
+        raise InvalidArgument(f"compile_ms is a time of 0 to {_MAX_MS} ms, not {artifact.compile_ms!r:.200}")
+    if not isinstance(artifact.symbols, tuple):
+        raise InvalidType(f"symbols are a tuple of Symbol, not {artifact.symbols!r:.200}")
+    for symbol in artifact.symbols:
+        _check_symbol(symbol)
+    if artifact.program is not None:
+        _check_program(artifact.program)
+
+
+def _check_symbol(symbol: object) -> None:
+    if not isinstance(symbol, Symbol):
+        raise InvalidType(f"symbols are a tuple of Symbol, and {symbol!r:.200} is none")
+    _check_text("a symbol's name", symbol.lowered_name)
+    _check_text("a symbol's name", symbol.name)
+    if symbol.what not in {"kernel", "variable"}:
+        raise InvalidArgument(f"a symbol is a 'kernel' or a 'variable', not {symbol.what!r:.200}")
+    if symbol.parameters is not None:
+        if not isinstance(symbol.parameters, tuple):
+            raise InvalidType(f"parameters are a tuple of str, not {symbol.parameters!r:.200}")
+        for parameter in symbol.parameters:
+            _check_text("a parameter", parameter)
+    for name in _NUMBERS:
+        _check_number(name, getattr(symbol, name))
+
+
+def _check_program(program: object) -> None:
+    if not isinstance(program, Program):
+        raise InvalidType(f"program is a Program, not {program!r:.200}")
+    Key(program.key)
+    _check_text("a program's name", program.name)
+    _check_text("a program's source", program.source)
+    for text in (*program.options, *program.name_expressions, *program.external_includes):
+        _check_text("a program's text", text)
+    for item in (*program.headers.items(), *program.part_digests.items()):
+        for text in item:
+            _check_text("a program's text", text)
+
+
+def _check_number(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{name} is a whole number or None, not {value!r:.200}")
+    if not 0 <= value < 2**31:
+        raise InvalidArgument(f"{name} is from 0 to 2**31 - 1, not {value!r:.200}")
 
 
 def _check_text(name: str, value: object) -> None:
@@ -123,7 +181,10 @@ def insert(
             found = found or connection.execute(statements.INSERT_PROGRAM, program_rows[key]).fetchall()
             ids[key] = found[0][0]
         program_id = ids[key]
-    inserted = connection.execute(statements.INSERT_ARTIFACT, row.artifact | {"program_id": program_id}).fetchall()
+    columns = row.artifact | {"program_id": program_id}
+    inserted = connection.execute(statements.INSERT_ARTIFACT, columns).fetchall()
+    if not inserted and connection.execute(statements.DELETE_WITHOUT_BLOB, {"key": columns["key"]}).fetchall():
+        inserted = connection.execute(statements.INSERT_ARTIFACT, columns).fetchall()
     if not inserted:
         return
     artifact_id = inserted[0][0]

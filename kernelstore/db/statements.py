@@ -12,6 +12,7 @@ __all__ = [
     "DELETE_ARTIFACT",
     "DELETE_DAMAGED",
     "DELETE_PROGRAM_IF_UNUSED",
+    "DELETE_WITHOUT_BLOB",
     "DROP_OLD_HEADERS",
     "HEADERS_OF_PATHS",
     "INSERT_ARTIFACT",
@@ -33,14 +34,21 @@ REVISION = 1
 
 MIN_WRITER = "SELECT value FROM meta WHERE key = 'min_writer'"
 
+# Text comes as bytes: damage may have made it no UTF-8, and the checksum is over bytes.
 # Through the covering index of `key` to the one row of `blob`: no page of `artifact` itself is read.
 BLOB_OF_KEY = """
-SELECT blob.artifact_id, blob.codec, blob.size_bytes, blob.checksum, blob.header, blob.data
+SELECT blob.artifact_id, CAST(blob.codec AS BLOB), blob.size_bytes, blob.checksum, CAST(blob.header AS BLOB), blob.data
 FROM artifact JOIN blob ON blob.artifact_id = artifact.id
 WHERE artifact.key = :key
 """
 
 COUNT_ARTIFACTS = "SELECT count(*) FROM artifact"
+
+# An artifact without a blob is what a lost page leaves.
+DELETE_WITHOUT_BLOB = """
+DELETE FROM artifact WHERE key = :key AND NOT EXISTS (SELECT 1 FROM blob WHERE blob.artifact_id = artifact.id)
+RETURNING id
+"""
 
 KEYS_AFTER = "SELECT id, key FROM artifact WHERE id > :id ORDER BY id LIMIT :limit"
 

@@ -39,7 +39,9 @@ _TOOL_NOTE = b".note.nv.tkinfo"
 _NEW_ABI = 8
 _NEW_SUFFIX_BIT, _OLD_SUFFIX_BIT = 0x8, 0x800
 
-_BUILD = re.compile(r"\bV(\d+\.\d+\.\d+)\b", re.ASCII)
+# Bounded, since both come from the file: int() of thousands of digits raises, and a terminal obeys escape codes.
+_BUILD = re.compile(r"\bV(\d{1,6}\.\d{1,6}\.\d{1,6})\b", re.ASCII)
+_TOOL_NAME = re.compile(r"[\w.+-][\w.+ -]{0,39}", re.ASCII)
 _ARCH = re.compile(r"-arch[= ]sm_(\d+[af]?)(?!\w)", re.ASCII)
 
 
@@ -77,9 +79,10 @@ class ToolNote:
     value: bytes
 
     @property
-    def tool(self) -> str:
-        """Such as ``"ptxas"``."""
-        return self._text(0)
+    def tool(self) -> str | None:
+        """Such as ``"ptxas"``; ``None`` for text that is no name."""
+        found = _TOOL_NAME.fullmatch(self._text(0))
+        return None if found is None else found[0]
 
     @property
     def build(self) -> str | None:
@@ -184,6 +187,8 @@ class Elf:
         for index, (name_at, info, other, section, _, _) in enumerate(_SYMBOL.iter_unpack(content)):
             if info & 15 in types:
                 name = self._string(name_at, names.start, names.start + names.size_bytes)
+                if not name.isprintable():
+                    raise _rejected(f"{name[:40]!r} is no name")
                 yield ElfSymbol(index, name, info & 15, other, section)
 
     def attributes(self, section: Section) -> Iterator[tuple[int, bytes]]:

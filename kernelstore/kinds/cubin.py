@@ -45,7 +45,7 @@ def _check(payload: bytes, arch: str) -> None:
     elf = Elf(payload)
     wanted = Arch.parse(arch)
     told = _told_arch(elf, elf.tool_notes() if not elf.tells_suffix else [])
-    if wanted.virtual or (wanted != told if told else wanted.major * 10 + wanted.minor != elf.arch_number):
+    if wanted.virtual or (arch != told if told else wanted.major * 10 + wanted.minor != elf.arch_number):
         held = told or f"sm_{elf.arch_number}"
         raise PayloadRejected(f"this cubin is for {held}, not for {arch}", kind="cubin", reason=f"it is for {held}")
 
@@ -54,41 +54,39 @@ def _describe(payload: bytes) -> Description:
     elf = Elf(payload)
     notes = elf.tool_notes()
     arch = _told_arch(elf, notes)
+    named = arch or f"sm_{elf.arch_number}"
+    try:
+        Arch.parse(named)
+    except InvalidArch:
+        raise PayloadRejected(f"no device has the arch {named} of this cubin", kind="cubin", reason="arch") from None
     return Description(
-        arch=None if arch is None else str(arch),
+        arch=arch,
         toolchain=_toolchain(notes),
         relocatable=elf.is_relocatable,
         symbols=_symbols(elf, elf.sections()),
     )
 
 
-def _told_arch(elf: Elf, notes: list[ToolNote]) -> Arch | None:
+def _told_arch(elf: Elf, notes: list[ToolNote]) -> str | None:
     """Return the arch with its suffix, or ``None`` where only the number is known."""
-    number = str(elf.arch_number)
-    if elf.has_suffix_bit:
-        told = f"{number}a"
-    elif elf.tells_suffix:
-        told = number
-    else:
-        # A linked file has notes of its linker and of the parts' compilers, which may be for lesser archs. Of those for
-        # its own number the suffix that serves the fewest devices is the safe one.
-        mine = {note.arch_number for note in notes} & {f"{number}a", f"{number}f", number}
-        if not mine:
-            return None
-        told = next(arch for arch in (f"{number}a", f"{number}f", number) if arch in mine)
-    try:
-        return Arch.parse(f"sm_{told}")
-    except InvalidArch:
-        raise PayloadRejected(f"no device has the arch sm_{told} of this cubin", kind="cubin", reason="arch") from None
+    number = elf.arch_number
+    if elf.tells_suffix:
+        return f"sm_{number}a" if elf.has_suffix_bit else f"sm_{number}"
+    # A linked file has notes of its linker and of the parts' compilers, which may be for lesser archs. Of those for its
+    # own number the suffix that serves the fewest devices is the safe one.
+    noted = {note.arch_number for note in notes}
+    return next((f"sm_{arch}" for arch in (f"{number}a", f"{number}f", f"{number}") if arch in noted), None)
 
 
 def _toolchain(notes: list[ToolNote]) -> str | None:
     """Name the newest of the tools, since a driver has to know its output, or of equal ones the code's author."""
-    made = [(tuple(map(int, note.build.split("."))), note.tool == "ptxas", note) for note in notes if note.build]
-    if not made:
-        return None
-    _, _, newest = max(made, key=lambda entry: entry[:2])
-    return f"{newest.tool} {newest.build}"
+    made = [
+        (tuple(map(int, build.split("."))), tool == "ptxas", f"{tool} {build}")
+        for tool, build in ((note.tool, note.build) for note in notes)
+        if tool and build
+    ]
+    # Of equal ones the first, as the notes have the last tool first.
+    return max(made, key=lambda entry: entry[:2])[2] if made else None
 
 
 def _symbols(elf: Elf, sections: list[Section]) -> tuple[Symbol, ...]:

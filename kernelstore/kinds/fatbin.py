@@ -47,7 +47,7 @@ def _check(payload: bytes, arch: str) -> None:
     wanted = Arch.parse(arch)
     found = _archs(_images(payload))
     if wanted not in found:
-        held = ", ".join(map(str, found)) or "nothing"
+        held = ", ".join(map(str, found))
         raise PayloadRejected(f"this fatbin holds {held}, nothing for {arch}", kind="fatbin", reason=f"holds {held}")
 
 
@@ -72,7 +72,7 @@ def _images(payload: bytes) -> list[_Image]:
     at = 0
     # A file may hold several, one after the other, and end with padding.
     while payload.startswith(_MAGIC, at):
-        if at + _HEADER.size + 4 > len(payload):
+        if at + _HEADER.size > len(payload):
             raise _cut_off("its header", at)
         _, header_bytes, size_bytes = _HEADER.unpack_from(payload, at)
         start, end = at + header_bytes, at + header_bytes + size_bytes
@@ -81,7 +81,9 @@ def _images(payload: bytes) -> list[_Image]:
         found.extend(_images_between(payload, start, end))
         at = end
     if payload[at:].strip(b"\0"):
-        raise PayloadRejected(f"{payload[at:][:8]!r} follows the fatbin", kind="fatbin", reason="trailing bytes")
+        raise PayloadRejected(f"{payload[at : at + 8]!r} follows the fatbin", kind="fatbin", reason="trailing bytes")
+    if not found:
+        raise PayloadRejected("this fatbin holds no cubin, PTX or LTO-IR", kind="fatbin", reason="holds nothing")
     return found
 
 

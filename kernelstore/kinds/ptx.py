@@ -127,8 +127,8 @@ def _head(payload: bytes) -> tuple[str, re.Match[bytes]]:
     target = head[4].decode(errors="replace").replace("sm_", "compute_")
     try:
         Arch.parse(target)
-    except InvalidArch as error:
-        raise _rejected(f"its target is {head[4]!r}", "arch") from error
+    except InvalidArch:
+        raise _rejected(f"its target is {head[4][:40]!r}", "arch") from None
     return target, head
 
 

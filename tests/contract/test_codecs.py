@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
 
 import kinds_samples
 import pytest
@@ -19,6 +21,7 @@ PAYLOADS = {
     "one byte": b"x",
     "zeros": bytes(300_000),
     "noise": random.Random(1).randbytes(100_000),
+    "a megabyte": random.Random(2).randbytes(2**19) * 2,
     "text": b"mov.u32 %r1, %tid.x;\n" * 5000,
 }
 
@@ -89,7 +92,7 @@ def test_bytes_after_the_end_are_corrupt(codec: Codec, blob: bytes) -> None:
 
 @pytest.mark.parametrize("claimed", [24_000, 2**30, 2**40])
 def test_a_size_that_lies_costs_no_memory(codec: Codec, claimed: int) -> None:
-    """A bomb of 300 MB in a row that tells 24,000 bytes, and a row of 10 bytes that tells a gigabyte (F39)."""
+    """A bomb of 30 MB in a row that tells 24,000 bytes, and a row of 10 bytes that tells a gigabyte (F39)."""
     bomb = codec.encode(bytes(30_000_000)) if claimed == 24_000 else codec.encode(b"0123456789")
     tracemalloc.start()
     before = _resident_bytes()
@@ -101,6 +104,36 @@ def test_a_size_that_lies_costs_no_memory(codec: Codec, claimed: int) -> None:
     tracemalloc.stop()
     assert peak < 2**20
     assert _resident_bytes() - before < 16 * 2**20
+
+
+@pytest.mark.parametrize(("size_bytes", "claimed"), [(100_000_000, 24_000), (100_000_000, 10**8 - 1), (10, 2**30)])
+def test_a_size_that_lies_costs_no_address_space(
+    codec: Codec, tmp_path: Path, run_python: Callable[..., str], size_bytes: int, claimed: int
+) -> None:
+    """Also none that is freed again, or that a library takes by itself: 16 MB beyond the size fail."""
+    path = tmp_path / "blob"
+    path.write_bytes(codec.encode(bytes(size_bytes)))
+
+    printed = run_python(
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from kernelstore import plugins\n"
+        "from kernelstore.errors import PayloadCorrupt\n"
+        "codec = plugins.load('codecs', sys.argv[1])\n"
+        "blob, claimed = Path(sys.argv[2]).read_bytes(), int(sys.argv[3])\n"
+        "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
+        "limit = pages * resource.getpagesize() + min(claimed, 10**8) + 2**24\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "try:\n"
+        "    codec.decode(blob, claimed)\n"
+        "except PayloadCorrupt as error:\n"
+        "    print('corrupt')\n",
+        codec.name,
+        path,
+        claimed,
+    )
+
+    assert printed == "corrupt\n"
 
 
 def test_damage_is_found_or_keeps_the_size(codec: Codec, blob: bytes) -> None:
