@@ -51,7 +51,7 @@ _STAND_IN_VALUE = re.compile(rf"\({_WS}*\w+{_WS}*\){_WS}*[01]?{_WS}*(?:\n|\Z)", 
 _TIME = re.compile(r"\b__(?:TIME|DATE|TIMESTAMP)__\b", re.ASCII)
 _FILE = re.compile(r"\b(?:__FILE__|__BASE_FILE__|__builtin_FILE|source_location)\b|\bassert[ \t]*\(", re.ASCII)
 # What `##` could make one of these names of: a beginning of it, or all but its underscores.
-_PASTED = ("__TIME__", "__DATE__", "__TIMESTAMP__", "__FILE__", "__has_include", "__has_include_next")
+_PASTED = ("__TIME__", "__DATE__", "__TIMESTAMP__", "__has_include", "__has_include_next")
 _PIECES = {name[:at] for name in _PASTED for at in range(3, len(name))} | {
     name[at:] for name in _PASTED for at in (1, 2)
 }
