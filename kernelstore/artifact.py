@@ -88,6 +88,9 @@ class Program:
         Headers passed by content.
     external_includes : tuple of str
         Sorted spellings of the includes that a toolkit has to provide.
+    user_headers : mapping of str to str
+        Spellings of the user's header files to 16 hex digits of their SHA-256; a second file of one spelling has
+        ``(2)`` behind it.
     part_digests : mapping of str to str
         Label of each part of the key to 16 hex digits of its digest, so that two programs can be compared.
     include_dirs : tuple of str, or None
@@ -104,6 +107,7 @@ class Program:
     name_expressions: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     external_includes: tuple[str, ...] = ()
+    user_headers: Mapping[str, str] = field(default_factory=dict)
     part_digests: Mapping[str, str] = field(default_factory=dict)
     include_dirs: tuple[str, ...] | None = None
     extra: bytes | None = None

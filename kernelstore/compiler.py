@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
@@ -28,6 +29,7 @@ from kernelstore.errors import (
     UnknownPlugin,
 )
 from kernelstore.explanation import Asked, Difference, Explanation
+from kernelstore.header_memo import Trace
 from kernelstore.key import Key
 from kernelstore.options import Options, checked_text
 from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
@@ -85,7 +87,8 @@ class Compiler:
         self._owns_store = store is None
         self._options = tuple(options)
         self._include_dirs = checked_dirs(include_dirs)
-        self._modules: dict[tuple[object, ...], Module] = {}
+        self._modules: dict[tuple[object, ...], _Held] = {}
+        self._stored_modules: dict[tuple[object, ...], Module] = {}
         self._kernels: dict[tuple[Module, str], Kernel] = {}
         self._held: list[Module] = []
         self._lock = threading.Lock()
@@ -204,10 +207,14 @@ class Compiler:
             self._log_miss(store, request, toolchain)
         artifacts = self._compile(request, toolchain)
         if store is not None:
-            if _is_as_asked(request):
-                self._keep(store, artifacts, codec)
-            else:
+            if not request.unchanged():
+                # NVRTC may have read another text than the key tells.
+                store.count("not_stored", "header changed")
+                _logger.info("a header of %s changed meanwhile; nothing is stored", request.name or "a program")
+            elif not _is_as_asked(request):
                 store.count("not_stored", "compiled after -G")
+            else:
+                self._keep(store, artifacts, codec)
         return artifacts[0]
 
     def module(
@@ -225,9 +232,10 @@ class Compiler:
     ) -> Module:
         """Return the program compiled and loaded for the current device; parameters and errors as `compile`.
 
-        The module is held until `close`: asking again is a dictionary lookup. Where NVRTC is absent or does not know
-        the device, or the driver refuses the cubin, the next best of what is stored is loaded instead: a compatible
-        cubin of any toolchain, then PTX, whose cubin is kept (``docs/how-it-works.md``, "Choosing for a device").
+        The module is held until `close`: asking again is a dictionary lookup, unless a user header changed. Where
+        NVRTC is absent or does not know the device, or the driver refuses the cubin, the next best of what is stored
+        is loaded instead: a compatible cubin of any toolchain, then PTX, whose cubin is kept
+        (``docs/how-it-works.md``, "Choosing for a device").
 
         Raises
         ------
@@ -236,7 +244,8 @@ class Compiler:
 
         Notes
         -----
-        Cost: in the same process, a dictionary lookup; otherwise `compile` and the driver's load.
+        Cost: in the same process, a dictionary lookup and one stat for each user header and each place searched
+        before it; otherwise `compile` and the driver's load.
         """
         from kernelstore.cuda import driver  # 15 ms with the loader, for those who load
 
@@ -254,9 +263,9 @@ class Compiler:
             extra,
             place,
         )
-        module = self._modules.get(asked) if cache else None
-        if module is not None:
-            return module
+        held = self._modules.get(asked) if cache else None
+        if held is not None and held.trace.holds():
+            return held.module
         request = self._request(
             source,
             "cubin",
@@ -268,17 +277,24 @@ class Compiler:
             headers=headers,
             extra=extra,
         )
+        if held is not None and request.uncacheable is None and request.program.key == held.program_key:
+            held.trace = request.trace
+            return held.module
         module = serving.module_for_device(
             request,
             self.store if cache else None,
             lambda wanted: self._obtain(wanted, cache=cache),
             chosen=arch is not None or request.options.arch is not None,
         )
+        # What cannot be keyed may compile to something else the next time.
+        keyed = cache and request.uncacheable is None and request.unchanged()
         with self._lock:
             self._held.append(module)
-            # What cannot be keyed may compile to something else the next time.
-            if cache and request.uncacheable is None:
-                module = self._modules.setdefault(asked, module)
+            if keyed:
+                now = self._modules.get(asked)
+                if now is not None and now.program_key == request.program.key:
+                    return now.module
+                self._modules[asked] = _Held(module, request.program.key, request.trace)
         return module
 
     def kernel(
@@ -446,7 +462,7 @@ class Compiler:
         program = program if isinstance(program, str) else Key(program)
         place = driver.current_device()
         asked = ("stored program", program, arch, place)
-        module = self._modules.get(asked)
+        module = self._stored_modules.get(asked)
         if module is not None:
             return module
         store = self._needed_store()
@@ -461,13 +477,14 @@ class Compiler:
         )
         with self._lock:
             self._held.append(module)
-            return self._modules.setdefault(asked, module)
+            return self._stored_modules.setdefault(asked, module)
 
     def close(self) -> None:
         """Unload the modules, and close the store if the compiler opened it; a second call does nothing."""
         with self._lock:
             self._kernels.clear()
             self._modules.clear()
+            self._stored_modules.clear()
             while self._held:
                 self._held.pop().unload()
             store, self._store = (self._store, None) if self._owns_store else (None, self._store)
@@ -518,6 +535,7 @@ class Compiler:
             include_dirs=dirs,
             headers=checked_headers(headers),
             extra=extra,
+            memo=self.store,
         )
 
     def _compile(self, request: Request, toolchain: Toolchain) -> list[Artifact]:
@@ -582,6 +600,15 @@ class Compiler:
                 UncacheableWarning,
                 stacklevel=_outside(),
             )
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """A module that was loaded, and what tells whether it is still the one that is asked for."""
+
+    module: Module
+    program_key: Key
+    trace: Trace
 
 
 def _is_as_asked(request: Request) -> bool:

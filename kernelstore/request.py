@@ -15,10 +15,14 @@ from kernelstore.artifact import Program
 from kernelstore.cuda import toolkit
 from kernelstore.cuda.toolkit_names import TOOLKIT_NAMES
 from kernelstore.errors import InvalidArch, InvalidArgument, InvalidType
+from kernelstore.header_memo import Memo, Trace
 from kernelstore.key import Key, key_of
 from kernelstore.options import Options, checked_text
 
 __all__ = ["Request", "checked_dirs", "checked_headers", "checked_names", "target"]
+
+# Before C++14 digits had no separators, before C++11 there were no raw strings.
+_OLD_STANDARDS = frozenset({"--std=c++03", "--std=c++11"})
 
 
 @dataclass(slots=True)
@@ -34,26 +38,18 @@ class Request:
     include_dirs: tuple[str, ...]
     headers: Mapping[str, str]
     extra: bytes
+    memo: Memo | None = dataclasses.field(default=None, repr=False, compare=False)
     toolkit_dirs: tuple[str, ...] = ()
     external: tuple[str, ...] = ()
     shows_paths: bool = False
     uncacheable: str | None = None
+    trace: Trace = dataclasses.field(init=False, repr=False, compare=False)
     program: Program = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.toolkit_dirs = tuple(path for path in self.include_dirs if toolkit.is_toolkit_dir(path))
         user_dirs = [path for path in self.include_dirs if path not in self.toolkit_dirs]
-        scan = header_scan.scan(
-            self.source,
-            name=self.name,
-            headers=self.headers,
-            include_dirs=user_dirs,
-            pre_includes=self.options.pre_includes,
-            source_include=self.options.source_include,
-            # Text that NVRTC puts before the program, and text that it compiles behind it.
-            beside=(*self.options.defines, *self.name_expressions),
-            has_raw_strings="--std=c++03" not in self.options.command,
-        )
+        scan = self._scan()
         self.external = scan.external
         side_effect = self.options.side_effect and f"option with side effects: {self.options.side_effect}"
         self.uncacheable = (
@@ -63,7 +59,24 @@ class Request:
             or _own_among_toolkits(scan.external, self.toolkit_dirs)
         )
         self.shows_paths = scan.shows_paths or self.options.shows_paths
-        self.program = self._program(self._paths(user_dirs) if self.shows_paths else b"")
+        self.trace = scan.trace
+        if self.shows_paths:
+            self.trace.working_dir = str(Path.cwd())
+        self.program = self._program(scan, self._paths(user_dirs) if self.shows_paths else b"")
+
+    def unchanged(self) -> bool:
+        """Return whether the compile, which is over, read what the key says.
+
+        Notes
+        -----
+        Cost: a stat for each user header, and a second scan where one was written in the last seconds.
+        """
+        if self.trace.holds():
+            return True
+        if not self.trace.same_files():
+            return False
+        again = dataclasses.replace(self)
+        return again.program.key == self.program.key and again.uncacheable == self.uncacheable
 
     def command(self, toolkit_dirs: Sequence[str]) -> tuple[str, ...]:
         """Return the options for NVRTC, but for the arch; a toolkit's directories come last on the path."""
@@ -84,7 +97,23 @@ class Request:
             ]
         )
 
-    def _program(self, paths: bytes) -> Program:
+    def _scan(self) -> header_scan.Scan:
+        command = self.options.command
+        return header_scan.scan(
+            self.source,
+            name=self.name,
+            headers=self.headers,
+            include_dirs=self.include_dirs,
+            toolkit_dirs=self.toolkit_dirs,
+            pre_includes=self.options.pre_includes,
+            defines=self.options.defines,
+            name_expressions=self.name_expressions,
+            source_include=self.options.source_include,
+            old_standard=not _OLD_STANDARDS.isdisjoint(command),
+            memo=self.memo,
+        )
+
+    def _program(self, scan: header_scan.Scan, paths: bytes) -> Program:
         # `-dlto` says the kind, which has a part of its own.
         options = tuple(option for option in self.options.command if option != "--dlink-time-opt")
         headers = sorted(self.headers.items())
@@ -94,6 +123,7 @@ class Request:
             "options": _joined(options),
             "name expressions": _joined(self.name_expressions),
             "headers": _joined([text for pair in headers for text in pair]),
+            "user headers": scan.files,
             "external includes": _joined(self.external),
             "paths": paths,
             "extra": self.extra,
@@ -106,6 +136,7 @@ class Request:
             name_expressions=self.name_expressions,
             headers=dict(headers),
             external_includes=self.external,
+            user_headers=scan.digests,
             part_digests={label: hashlib.sha256(part).hexdigest()[:16] for label, part in parts.items()},
             include_dirs=self.include_dirs,
             extra=self.extra,
@@ -149,13 +180,13 @@ def _own_among_toolkits(external: Iterable[str], toolkit_dirs: Sequence[str]) ->
         if spelling.split("/")[0] not in TOOLKIT_NAMES and any(
             os.path.exists(os.path.join(path, spelling)) for path in toolkit_dirs
         ):
-            return f"user header: {spelling}"
+            return f"user header in a toolkit's directory: {spelling}"
     return None
 
 
 def _joined(texts: Iterable[str]) -> bytes:
     # Lengths first, so that no list of texts reads as another.
-    encoded = [text.encode() for text in texts]
+    encoded = [text.encode(errors="surrogateescape") for text in texts]
     return b"".join(len(text).to_bytes(8, "little") + text for text in encoded)
 
 

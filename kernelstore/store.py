@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from kernelstore.db import blob, programs, rows, statements
 from kernelstore.db.connection import LOCK_TIMEOUT_S
 from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
-from kernelstore.db.tally import Tally
+from kernelstore.db.tally import HeaderRow, Tally
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, PayloadCorrupt, StoreError
 from kernelstore.explanation import Asked, Difference, Explanation, Stored
 from kernelstore.key import Key
@@ -36,6 +38,9 @@ __all__ = ["Store"]
 _EXIT_TIMEOUT_S = 5.0
 
 _KEYS_PER_PAGE = 1000
+
+# A header's row that is in use is written anew so often, to tell it from those that may go.
+_HEADER_TOUCH_NS = 86_400 * 10**9
 
 _logger = logging.getLogger("kernelstore.store")
 
@@ -535,6 +540,27 @@ class Store:
             raise KeyNotFound(f"{self._path} has no program {key}", key=key)
         return found
 
+    def recall_headers(self, paths: Sequence[str]) -> dict[str, HeaderRow]:
+        """Return what earlier scans read in the header files with these paths, with the stamps that they had.
+
+        Notes
+        -----
+        Cost: one read with an indexed look-up for each path, no transaction.
+        """
+        found = self._tally.headers(paths)
+        rest = [path for path in paths if path not in found]
+        if rest:
+            old_ns = time.time_ns() - _HEADER_TOUCH_NS
+            for path, *row, last_access_ns in self._pool.read(statements.HEADERS_OF_PATHS, {"paths": json.dumps(rest)}):
+                found[path] = columns = tuple(row)
+                if last_access_ns < old_ns:
+                    self._tally.remember_headers({path: columns})
+        return found
+
+    def remember_headers(self, rows: Mapping[str, HeaderRow]) -> None:
+        """Keep what was read in header files; written with the next write. What SQLite cannot hold is left out."""
+        self._tally.remember_headers({path: row for path, row in rows.items() if _fits(path, row)})
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -607,6 +633,11 @@ def _finish(pool: Pool, lock: SharedLock) -> None:
             _logger.warning("%d uses and the counters of this process are lost: %s", lost, error)
     pool.close()
     lock.release()
+
+
+def _fits(path: str, row: HeaderRow) -> bool:
+    # Some file systems number above SQLite's integers; a name of other bytes than UTF-8 is no TEXT.
+    return path.isprintable() and all(-(2**63) <= number < 2**63 for number in row[:5])
 
 
 def _checked_path(path: str | os.PathLike[str] | None) -> Path:

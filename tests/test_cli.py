@@ -190,7 +190,7 @@ def test_rebuild_stores_what_a_compile_would_then_find(run: Run, source_file: Pa
 
 
 def test_a_refused_rebuild_says_what_changed(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "k.cu").write_text("#if 0\n#include <later.h>\n#endif\n__global__ void k() {}")
+    (tmp_path / "k.cu").write_text('#if 0\n#include "later.h"\n#endif\n__global__ void k() {}')
     run("compile", "k.cu", "--arch", "sm_90")
     (tmp_path / "later.h").touch()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -379,24 +380,20 @@ def test_a_program_without_includes_does_not_depend_on_the_toolkit(compiler: Com
     assert compiler.compile(K, arch="sm_90").toolchain == f"nvrtc {nvrtc.build()}"
 
 
-def test_a_user_header_is_compiled_but_not_stored_and_that_is_said_once(
-    compiler: Compiler, store: Store, tmp_path: Path, count_compiles: Count
-) -> None:
+def test_a_program_with_a_user_header_is_stored(compiler: Compiler, tmp_path: Path, count_compiles: Count) -> None:
     directory = tmp_path / "a dir"
     directory.mkdir()
     (directory / "q.h").write_text("#define Q 5")
     source = '#include <q.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
 
-    with pytest.warns(UncacheableWarning, match="user header: q.h") as seen:
-        for _ in range(2):
-            artifact = compiler.compile(source, "ptx", arch="compute_90", include_dirs=[directory])
-    compiler.compile(source, "ptx", arch="compute_90", options=[f"-I{directory}"])  # C22: a path with spaces
+    first = compiler.compile(source, "ptx", arch="compute_90", include_dirs=[directory])
+    second = compiler.compile(source, "ptx", arch="compute_90", options=[f"-I{directory}"])  # C22: a path with spaces
 
-    assert b", 5;" in artifact.payload
-    assert len(seen) == 1
-    assert count_compiles() == 3
-    assert len(store) == 0
-    assert store.stats().uncacheable == {"user header": 3}
+    assert b", 5;" in first.payload
+    assert second.from_cache
+    assert count_compiles() == 1
+    assert first.program is not None
+    assert list(first.program.user_headers) == ["q.h"]
 
 
 UNCACHEABLE = {
@@ -441,18 +438,6 @@ def test_what_only_looks_uncacheable_is_stored(
     assert compiler.compile(source, arch="sm_90").from_cache
 
 
-@pytest.mark.parametrize("directive", ["#include <q.h>", '#include "q.h"', "#  include <q.h> // x", "#inc\\\nlude <q.h>",
-    "%:include <q.h>", "/* a */ #include <q.h>", "#if 0\n#include <q.h>\n#endif", "#if __has_include(<q.h>)\n#endif"])  # fmt: skip
-def test_every_form_of_an_include_is_seen(
-    compiler: Compiler, directive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "q.h").write_text("")
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.warns(UncacheableWarning, match="user header"):
-        compiler.compile(f"{directive}\n{K}", arch="sm_90", include_dirs=[tmp_path])
-
-
 HIDDEN = {
     "form feed (R2)": '\f#include "q.h"\n',
     "carriage return in the directive": '#\rinclude "q.h"\n',
@@ -466,32 +451,20 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
-def test_no_form_hides_what_is_read(compiler: Compiler, store: Store, tmp_path: Path, text: str) -> None:
+def test_no_form_hides_what_is_read(compiler: Compiler, tmp_path: Path, text: str) -> None:
+    given = {"arch": "sm_90", "name": "", "options": (), "name_expressions": (), "headers": None, "extra": b""}
+    request = compiler._request(text + K, "ptx", include_dirs=[tmp_path], **given)
     (tmp_path / "q.h").write_text("#define Q 1\n")
 
-    with pytest.warns(UncacheableWarning), contextlib.suppress(CompileError):
-        compiler.compile(text + K, "ptx", arch="sm_90", include_dirs=[tmp_path])
+    after = compiler._request(text + K, "ptx", include_dirs=[tmp_path], **given)
 
-    assert len(store) == 0
+    assert after.uncacheable is not None or after.program.key != request.program.key
 
 
 @pytest.mark.parametrize("options", [("-DH=__has_include",), ("-DH(x)=__has_include(x)",), ("-DSTAMP=__TIME__",)])
 def test_macros_of_the_command_line_hide_nothing(compiler: Compiler, store: Store, options: tuple[str, ...]) -> None:
     with pytest.warns(UncacheableWarning):
         compiler.compile(K, arch="sm_90", options=options)
-
-    assert len(store) == 0
-
-
-def test_a_header_passed_by_content_hides_nothing_beside_it(
-    compiler: Compiler, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "q.h").write_text("#define Q 1\n")
-
-    with pytest.warns(UncacheableWarning, match="user header: q.h"):
-        compiler.compile('#include "d/a.h"\n' + K, arch="sm_90", headers={"d/a.h": '#include "q.h"\n'})
 
     assert len(store) == 0
 
@@ -706,7 +679,7 @@ def test_a_module_that_cannot_be_keyed_is_never_an_old_one(
     compiler: Compiler, loads: list[Artifact], tmp_path: Path
 ) -> None:
     header = tmp_path / "q.h"
-    source = '#include <q.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
+    source = '#define H() <q.h>\n#include H()\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
     modules = []
     for value in ("1", "2"):
         header.write_text(f"#define Q {value}")
@@ -718,6 +691,34 @@ def test_a_module_that_cannot_be_keyed_is_never_an_old_one(
     compiler.close()
     for module in modules:
         module.unload.assert_called_once()
+
+
+def test_a_module_whose_header_changed_is_never_an_old_one(
+    compiler: Compiler, loads: list[Artifact], tmp_path: Path
+) -> None:
+    """C04, C05: also where size and mtime stay, and where the header is a new one earlier on the path."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    header = tmp_path / "b" / "q.h"
+    source = '#include <q.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
+
+    def module() -> object:
+        return compiler.module(source, include_dirs=[tmp_path / "a", tmp_path / "b"])
+
+    header.write_text("#define Q 1")
+    first = module()
+    assert module() is first
+    stamp = header.stat()
+    header.write_text("#define Q 2")
+    os.utime(header, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    second = module()
+    (tmp_path / "a" / "q.h").write_text("#define Q 3")
+    third = module()
+    (tmp_path / "a" / "q.h").unlink()
+
+    assert len({id(first), id(second), id(third)}) == 3
+    assert len({artifact.payload for artifact in loads}) == 3
+    assert module() is not third
 
 
 def test_closing_unloads_every_module_once(store: Store, loads: list[Artifact]) -> None:

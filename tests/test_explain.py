@@ -97,7 +97,7 @@ def test_every_part_of_a_key_has_its_row(stored: Artifact, store: Store) -> None
 
     told = {text.partition(":")[0] for _, said in ROWS.values() for text in said}
 
-    assert set(program.part_digests) - told == {"paths"}
+    assert set(program.part_digests) - told == {"paths", "user headers"}
 
 
 def test_a_hit_is_told_with_its_key_and_counts_nothing(compiler: Compiler, store: Store, stored: Artifact) -> None:
@@ -355,3 +355,17 @@ def test_the_search_for_a_program_is_bounded_by_an_index(path: Path, statement: 
     assert index is None or any(index in step for step in plan), plan
     assert len(scans) <= (index is None), plan
     assert index is not None or ":limit" in statement
+
+
+def test_a_user_header_that_changed_is_named(compiler: Compiler, tmp_path: Path) -> None:
+    header = tmp_path / "q.h"
+    source = '#include <q.h>\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
+    header.write_text("#define Q 1")
+    compiler.compile(source, arch="sm_90", include_dirs=[tmp_path])
+    header.write_text("#define Q 2")
+
+    found = compiler.explain(source, arch="sm_90", include_dirs=[tmp_path])
+
+    assert found.hit is None
+    assert [difference.part for difference in found.differences] == ["user headers"]
+    assert "q.h" in found.differences[0].text

@@ -205,7 +205,11 @@ def program_row(program: Program) -> dict[str, Any]:
     """Return the columns of a program."""
     codec: Codec = plugins.load("codecs", _SOURCE_CODEC)
     source = program.source.encode()
-    kept: dict[str, Any] = {"headers": dict(program.headers), "external_includes": program.external_includes}
+    kept: dict[str, Any] = {
+        "headers": dict(program.headers),
+        "external_includes": program.external_includes,
+        "user_headers": dict(program.user_headers),
+    }
     if program.include_dirs is not None:
         kept["include_dirs"] = program.include_dirs
     if program.extra is not None:
@@ -239,6 +243,7 @@ def program_of(row: Any) -> Program:
         name_expressions=tuple(json.loads(row.name_expressions)),
         headers=dependencies["headers"],
         external_includes=tuple(dependencies["external_includes"]),
+        user_headers=dependencies.get("user_headers", {}),
         part_digests=json.loads(row.part_digests),
         # Rows of the first releases lack them.
         include_dirs=tuple(dependencies["include_dirs"]) if "include_dirs" in dependencies else None,

@@ -15,6 +15,8 @@ __all__ = [
     "DELETE_DAMAGED",
     "DELETE_PROGRAM_IF_UNUSED",
     "DELETE_WITHOUT_BLOB",
+    "DROP_OLD_HEADERS",
+    "HEADERS_OF_PATHS",
     "INSERT_ARTIFACT",
     "INSERT_BLOB",
     "INSERT_PROGRAM",
@@ -29,6 +31,7 @@ __all__ = [
     "PROGRAM_ID",
     "PROGRAM_WITH_ID",
     "PROGRAM_WITH_KEY",
+    "REMEMBER_HEADER",
     "REMEMBER_TOOLCHAIN",
     "REVISION",
     "STORED_OF_PROGRAM",
@@ -210,4 +213,23 @@ STORED_OF_PROGRAM = """
 SELECT artifact.key, kind, arch, toolchain, toolchain_major, toolchain_minor, toolchain_build, relocatable
 FROM program JOIN artifact ON artifact.program_id = program.id
 WHERE program.key = :key ORDER BY artifact.id DESC LIMIT :limit
+"""
+
+# One statement for all headers of a level, each through the primary key.
+HEADERS_OF_PATHS = """
+SELECT path, device, inode, size_bytes, mtime_ns, ctime_ns, digest, includes, last_access_ns
+FROM header WHERE path IN (SELECT value FROM json_each(:paths))
+"""
+
+REMEMBER_HEADER = """
+INSERT INTO header (path, device, inode, size_bytes, mtime_ns, ctime_ns, digest, includes, last_access_ns)
+VALUES (:path, :device, :inode, :size_bytes, :mtime_ns, :ctime_ns, :digest, :includes, :last_access_ns)
+ON CONFLICT (path) DO UPDATE SET
+    device = excluded.device, inode = excluded.inode, size_bytes = excluded.size_bytes, mtime_ns = excluded.mtime_ns,
+    ctime_ns = excluded.ctime_ns, digest = excluded.digest, includes = excluded.includes,
+    last_access_ns = excluded.last_access_ns
+"""
+
+DROP_OLD_HEADERS = """
+DELETE FROM header WHERE path IN (SELECT path FROM header ORDER BY last_access_ns DESC LIMIT -1 OFFSET :limit)
 """

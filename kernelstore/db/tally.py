@@ -9,18 +9,25 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelstore.db import statements
 from kernelstore.key import Key
 
-__all__ = ["Taken", "Tally"]
+__all__ = ["HeaderRow", "Taken", "Tally"]
+
+HeaderRow = tuple[int, int, int, int, int, bytes, str]
+"""Columns of the table `header` behind its path, in their order, without the time of the last access."""
+
+# Some 600 bytes a row. One more program's headers take the place of those that were not asked for the longest.
+_MAX_HEADERS = 20_000
 
 _tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
 
 
 class Tally:
-    """Uses by key, counters by (day, name, reason) and toolchain memos, kept in memory.
+    """Uses by key, counters by (day, name, reason), toolchain and header memos, kept in memory.
 
     Counting takes one short lock and no SQL. `take` moves everything out, into an open transaction; what a failed
     transaction did not keep is given back with `restore`. A forked child starts with nothing.
@@ -36,9 +43,10 @@ class Tally:
         self._last_access_ns: dict[Key, int] = {}
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self._toolchains: dict[str, tuple[str, str]] = {}
+        self._headers: dict[str, HeaderRow] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._uses or self._counters or self._toolchains)
+        return bool(self._uses or self._counters or self._toolchains or self._headers)
 
     def use(self, key: Key, saved_ms: float) -> None:
         """Count one hit served from the file."""
@@ -76,11 +84,24 @@ class Tally:
         with self._lock:
             self._toolchains[library] = signature, build
 
+    def headers(self, paths: Sequence[str]) -> dict[str, HeaderRow]:
+        """Return the rows that wait for those paths."""
+        with self._lock:
+            return {path: self._headers[path] for path in paths if path in self._headers}
+
+    def remember_headers(self, rows: Mapping[str, HeaderRow]) -> None:
+        """Keep what was read in headers, by path; of more than fit into the table, the newest."""
+        with self._lock:
+            self._headers.update(rows)
+            for path in list(self._headers)[: max(0, len(self._headers) - _MAX_HEADERS)]:
+                del self._headers[path]
+
     def take(self) -> Taken:
         """Take everything out, to be written or restored."""
         with self._lock:
-            taken = Taken(self._uses, self._last_access_ns, self._counters, self._toolchains)
-            self._uses, self._last_access_ns, self._counters, self._toolchains = Counter(), {}, Counter(), {}
+            taken = Taken(self._uses, self._last_access_ns, self._counters, self._toolchains, self._headers)
+            self._uses, self._last_access_ns, self._counters = Counter(), {}, Counter()
+            self._toolchains, self._headers = {}, {}
             return taken
 
     def restore(self, taken: Taken) -> None:
@@ -89,6 +110,7 @@ class Tally:
             self._uses.update(taken.uses)
             self._counters.update(taken.counters)
             self._toolchains = taken.toolchains | self._toolchains
+            self._headers = taken.headers | self._headers
             for key, last_access_ns in taken.last_access_ns.items():
                 self._last_access_ns[key] = max(last_access_ns, self._last_access_ns.get(key, 0))
 
@@ -101,6 +123,7 @@ class Taken:
     last_access_ns: dict[Key, int]
     counters: Counter[tuple[str, str, str]]
     toolchains: dict[str, tuple[str, str]]
+    headers: dict[str, HeaderRow]
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write everything within the transaction that is open on `connection`."""
@@ -122,6 +145,20 @@ class Taken:
                 for path, (signature, build) in self.toolchains.items()
             ],
         )
+        if self.headers:
+            self._write_headers(connection)
+
+    def _write_headers(self, connection: sqlite3.Connection) -> None:
+        now_ns = time.time_ns()
+        columns = ("device", "inode", "size_bytes", "mtime_ns", "ctime_ns", "digest", "includes")
+        connection.executemany(
+            statements.REMEMBER_HEADER,
+            [
+                {"path": path, "last_access_ns": now_ns, **dict(zip(columns, row, strict=True))}
+                for path, row in self.headers.items()
+            ],
+        )
+        connection.execute(statements.DROP_OLD_HEADERS, {"limit": _MAX_HEADERS})
 
 
 def _after_fork_in_child() -> None:
