@@ -328,10 +328,7 @@ class Store:
         -----
         Cost: one indexed read.
         """
-        from kernelstore.db import queries  # SQLAlchemy: 160 ms
-
-        row = queries.program_source(self._engine(), Key(key))
-        return None if row is None else rows.program_of(row)
+        return programs.with_key(self._pool, Key(key))
 
     def find_program(self, program: Key | bytes | str) -> Key:
         """Return the key of the one program that is meant: by its name, its key, or the key of one of its artifacts.

@@ -19,7 +19,7 @@ from kernelstore.db.faults import translate
 from kernelstore.db.schema import artifact, counter, program, symbol
 from kernelstore.key import Key
 
-__all__ = ["counters", "engine", "has_key", "kinds", "matches", "program_source", "search", "sizes", "with_prefix"]
+__all__ = ["counters", "engine", "has_key", "kinds", "matches", "search", "sizes", "with_prefix"]
 
 # Rows per page of a search: no read transaction is open between two pages, so a slow reader holds up no checkpoint.
 _PAGE_ROWS = 200
@@ -136,12 +136,6 @@ def with_prefix(read: sqlalchemy.Engine, prefix: str, limit: int) -> list[Key]:
     query = select(artifact.c.key).where(artifact.c.key.between(low, high)).order_by(artifact.c.key).limit(limit)
     with read.connect() as connection:
         return [Key(key) for key in connection.execute(query).scalars()]
-
-
-def program_source(read: sqlalchemy.Engine, key: Key) -> Row[Any] | None:
-    """Return the row of the program with that key."""
-    with read.connect() as connection:
-        return connection.execute(select(program).where(program.c.key == key)).one_or_none()
 
 
 def kinds(read: sqlalchemy.Engine) -> list[tuple[str, int, int, int]]:
