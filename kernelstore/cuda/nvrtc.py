@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import os
 import re
 import threading
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelstore.arch import Arch
-from kernelstore.cuda.toolkit_names import TOOLKIT_NAMES
-from kernelstore.errors import CompileError, InvalidArgument, InvalidOption, ToolchainError, UnsupportedArch
+from kernelstore.cuda.nvrtc_errors import Asked, Nvrtc, header_remedy, refusal
+from kernelstore.errors import CompileError, InvalidArgument, ToolchainError
 
 __all__ = [
     "Output",
@@ -29,27 +28,10 @@ __all__ = [
     "version",
 ]
 
-# Of a log of this many characters or more, a message shows the beginning: template errors run to megabytes. The
-# error's `log` field has it all.
-_LOG_SHOWN = 16_000
-_LINES_AROUND = 3
-# NVRTC's name for a program that was given none.
-_UNNAMED = "default_program"
-
 _BANNER = re.compile(rb"Cuda compilation tools, release [0-9.]+, V([0-9.]+)")
-_ERROR_LINE = re.compile(r"^(.+?)\(([0-9]+)\): (?:catastrophic )?error\b", re.MULTILINE)
-_MISSING_HEADER = re.compile(r'(?:could not|cannot) open source file "([^"]+)"')
-_NAME_EXPRESSION = re.compile(r"#pragma nv_mangled_name (.*)")
-# What NVRTC's front end and ptxas say of options that NVRTC itself passed on.
-_PASSED_ON_OPTION = re.compile(
-    r"^(?:Command-line error: invalid |\s*ptxas fatal\s*: (?:Unknown option|Invalid value .* for option"
-    r"|argument expected after|'.*': expected a number))",
-    re.MULTILINE,
-)
 # The first major version that was seen to keep nothing of a -G compile.
 _FIRST_CLEAN_MAJOR = 13
 _debug_compiled = threading.Event()
-_C_HEADER = re.compile(r"(assert|ctype|errno|float|inttypes|limits|math|stddef|stdint|stdio|stdlib|string|time)\.h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +101,7 @@ def compile_program(
     ToolchainError
         NVRTC or its builtins cannot be loaded.
     """
-    request = _Request(source, name, tuple(options), tuple(dict.fromkeys(name_expressions)), headers, arch)
+    request = Asked(source, name, tuple(options), tuple(dict.fromkeys(name_expressions)), headers, arch)
     nvrtc = _loaded()
     flags = [f"--gpu-architecture={arch}".encode(), *(_encode(option, "option") for option in request.options)]
     if resource_usage:
@@ -235,8 +217,9 @@ def install_bundled_headers(directory: str | os.PathLike[str]) -> None:
     """
     install = _bundled_installer()
     if install is None:
+        major, minor = version()
         raise ToolchainError(
-            f"NVRTC {_dotted(version())} ({library_path()}) has no headers of its own; {_header_remedy(version()[0])}",
+            f"NVRTC {major}.{minor} ({library_path()}) has no headers of its own; {header_remedy(major)}",
             library=library_path(),
             log="",
         )
@@ -248,18 +231,6 @@ def install_bundled_headers(directory: str | os.PathLike[str]) -> None:
             library=library_path(),
             log=said,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What `compile_program` was asked for, as errors report it."""
-
-    source: str
-    name: str
-    options: tuple[str, ...]
-    name_expressions: tuple[str, ...]
-    headers: Mapping[str, str]
-    arch: Arch
 
 
 @functools.cache
@@ -332,9 +303,7 @@ def _read(nvrtc: Any, program: Any, what: str) -> bytes:
     return bytes(buffer) if result == 0 else b""
 
 
-def _lowered_names(
-    nvrtc: Any, program: Any, request: _Request, expressions: Sequence[bytes], log: str
-) -> dict[str, str]:
+def _lowered_names(nvrtc: Any, program: Any, request: Asked, expressions: Sequence[bytes], log: str) -> dict[str, str]:
     names = {}
     for expression, encoded in zip(request.name_expressions, expressions, strict=True):
         result, lowered = nvrtc.nvrtcGetLoweredName(program, encoded)
@@ -344,123 +313,13 @@ def _lowered_names(
     return names
 
 
-def _fail(request: _Request, result: str, log: str) -> NoReturn:
-    """Raise the error that NVRTC's result and log mean."""
-    if result == "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE":
-        raise ToolchainError(
-            f"NVRTC cannot use its builtins: {log or result}\n"
-            f"Library: {_library_path()}. Its libnvrtc-builtins must be beside it and of the same version; "
-            f"install both: pip install 'kernelstore[cu{version()[0]}]'",
-            library=_library_path(),
-            log=log,
-        )
-    if _is_about_arch(request, result, log):
-        raise UnsupportedArch(
-            f"NVRTC {_dotted(version())} does not compile for {request.arch}. It knows "
-            f"{', '.join(f'sm_{number}' for number in supported_archs())}; with suffix a from sm_90 on, with suffix f "
-            f"from sm_100 on. Library: {_library_path()}",
-            arch=str(request.arch),
-            toolchain=_toolchain(request),
-            supported=supported_archs(),
-        )
-    invalid_option = result == "NVRTC_ERROR_INVALID_OPTION" or bool(_PASSED_ON_OPTION.search(log))
-    shown = request.name or _UNNAMED
-    parts = [
-        f"an option for {shown} is not valid ({result})" if invalid_option else f"{shown} does not compile ({result})",
-        log if len(log) < _LOG_SHOWN else f"{log[:_LOG_SHOWN]}\n... ({len(log)} characters in all)",
-        _excerpt(request, log),
-        *_hints(request, log),
-        f"Compiled for {request.arch} by NVRTC {_dotted(version())} ({_library_path()}) with {list(request.options)}",
-    ]
-    raise (InvalidOption if invalid_option else CompileError)(
-        "\n".join(part for part in parts if part),
-        log=log,
-        options=request.options,
-        toolchain=_toolchain(request),
-        result=result,
-        name=request.name,
-        arch=str(request.arch),
-    )
+def _fail(request: Asked, result: str, log: str) -> NoReturn:
+    raise refusal(request, result, log, Nvrtc(version(), library_path(), supported_archs(), _toolchain(request)))
 
 
-def _is_about_arch(request: _Request, result: str, log: str) -> bool:
-    if result == "NVRTC_ERROR_INVALID_OPTION":
-        number = request.arch.major * 10 + request.arch.minor
-        return "--gpu-architecture" in log or number not in supported_archs()
-    # An arch that NVRTC knows with a suffix that it does not, such as sm_80a, fails in the front end.
-    return "--nv_arch" in log and "Command-line error:" in log
-
-
-def _excerpt(request: _Request, log: str) -> str:
-    """Return the source lines around the first error that is in a text we have."""
-    texts = {request.name or _UNNAMED: request.source, **request.headers}
-    for match in _ERROR_LINE.finditer(log):
-        text = texts.get(match[1])
-        if text is not None:
-            return f"{match[1]}:\n{_numbered(text, int(match[2]))}"
-    return ""
-
-
-def _numbered(text: str, line: int) -> str:
-    # NVRTC counts line feeds; str.splitlines would also split at form feeds and others.
-    lines = text.split("\n")
-    first, last = max(1, line - _LINES_AROUND), min(len(lines), line + _LINES_AROUND)
-    return "\n".join(
-        f"{'>' if number == line else ' '}{number:5} | {lines[number - 1].rstrip(chr(13))}"
-        for number in range(first, last + 1)
-    )
-
-
-def _hints(request: _Request, log: str) -> list[str]:
-    hints = []
-    if missing := _MISSING_HEADER.search(log):
-        searched = _include_dirs(request.options)
-        hints.append(
-            f"Searched for {missing[1]!r}: {', '.join(searched) if searched else 'no directory, none was given'}. "
-            f"{_header_hint(missing[1])}"
-        )
-    if "__nv_name_map" in log:
-        # Each of these lines follows an error about it.
-        unknown = [text.strip() for text in dict.fromkeys(_NAME_EXPRESSION.findall(log))]
-        hints.append(f"Name expressions that the program does not have: {', '.join(unknown)}")
-    return hints
-
-
-def _header_hint(spelling: str) -> str:
-    if spelling.partition("/")[0] in TOOLKIT_NAMES:
-        return f"It belongs to the CUDA headers: {_header_remedy(version()[0])}"
-    if match := _C_HEADER.fullmatch(spelling):
-        return f"NVRTC has no C library: include <cuda/std/c{match[1]}>"
-    return "Pass its directory as include_dirs, or its text as headers"
-
-
-def _header_remedy(major: int) -> str:
-    suffix = f"-cu{major}" if major < 13 else ""
-    return (
-        f"pip install nvidia-cuda-runtime{suffix} nvidia-cuda-cccl{suffix} of NVRTC's version, or set CUDA_HOME to a "
-        f"toolkit of CUDA {major}"
-    )
-
-
-def _include_dirs(options: Sequence[str]) -> list[str]:
-    found = []
-    for option, following in itertools.zip_longest(options, options[1:], fillvalue=""):
-        if option in ("-I", "--include-path"):
-            found.append(following)
-        elif option.startswith("--include-path="):
-            found.append(option.partition("=")[2])
-        elif option.startswith("-I"):
-            found.append(option[2:].removeprefix("="))
-    return found
-
-
-def _toolchain(request: _Request) -> str:
+def _toolchain(request: Asked) -> str:
     # build() compiles an empty program: were it asked because that failed, it would never end.
     if request.source:
         with contextlib.suppress(ToolchainError, CompileError):
             return f"nvrtc {build()}"
-    return f"nvrtc {_dotted(version())}"
-
-
-def _dotted(pair: tuple[int, int]) -> str:
-    return f"{pair[0]}.{pair[1]}"
+    return "nvrtc {}.{}".format(*version())
