@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelstore.arch import Arch
-from kernelstore.artifact import Program
+from kernelstore.artifact import ArtifactInfo, Program
 from kernelstore.errors import InvalidArch
 from kernelstore.key import Key
 
@@ -17,7 +17,6 @@ __all__ = [
     "Asked",
     "Difference",
     "Explanation",
-    "Stored",
     "against",
     "between",
     "equal_parts",
@@ -94,24 +93,6 @@ class Asked:
     toolchain: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What a store knows of one artifact of a program, read without its blob.
-
-    Parameters
-    ----------
-    toolchain_version : tuple of int
-        Major, minor and build of the toolchain; empty where they are not known.
-    """
-
-    key: Key
-    kind: str
-    arch: str
-    toolchain: str | None
-    toolchain_version: tuple[int, ...] = ()
-    relocatable: bool = False
-
-
 def between(first: Program, second: Program) -> tuple[Difference, ...]:
     """Tell the parts of `first` that differ from those of `second`, in the order of the key.
 
@@ -131,14 +112,14 @@ def between(first: Program, second: Program) -> tuple[Difference, ...]:
     return tuple(found)
 
 
-def against(asked: Asked, program: Program, stored: Sequence[Stored]) -> Explanation:
+def against(asked: Asked, program: Program, stored: Sequence[ArtifactInfo]) -> Explanation:
     """Tell how `asked` differs from the nearest of one program's artifacts.
 
     Parameters
     ----------
     program : Program
         A stored one.
-    stored : sequence of Stored
+    stored : sequence of ArtifactInfo
         Its artifacts, newest first; at least one.
     """
     nearest = max(stored, key=lambda artifact: _equal(asked, artifact))
@@ -165,12 +146,12 @@ def equal_parts(first: Mapping[str, str], second: Mapping[str, str]) -> int:
 # -- beside the program -----------------------------------------------------------------------------------------------
 
 
-def _equal(asked: Asked, artifact: Stored) -> tuple[int, bool, bool]:
+def _equal(asked: Asked, artifact: ArtifactInfo) -> tuple[int, bool, bool]:
     same_kind, same_arch = artifact.kind == asked.kind, artifact.arch == asked.arch
     return same_kind + same_arch + (artifact.toolchain == asked.toolchain), same_kind, same_arch
 
 
-def _of_artifacts(asked: Asked, nearest: Stored, stored: Sequence[Stored]) -> list[Difference]:
+def _of_artifacts(asked: Asked, nearest: ArtifactInfo, stored: Sequence[ArtifactInfo]) -> list[Difference]:
     found = []
     if asked.kind is not None and asked.kind != nearest.kind:
         kinds = sorted({artifact.kind for artifact in stored})

@@ -199,7 +199,7 @@ def _nothing_runs(request: Request, stored: list[ArtifactInfo], refused: LoadErr
     from kernelstore.cuda import driver
 
     major, minor = driver.compute_capability()
-    archs = tuple(dict.fromkeys(f"{info.kind} {info.arch}" for info in stored))
+    archs = tuple(dict.fromkeys(f"{info.kind} {info.arch}" for info in reversed(stored)))
     return NoBinary(
         f"nothing that is stored of {request.name or 'the program'} runs on compute capability {major}.{minor} with "
         f"driver version {driver.driver_version()}: there are {', '.join(archs)}; compile it for {request.arch}",

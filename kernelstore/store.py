@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kernelstore import choice, plugins, settings
+from kernelstore import plugins, settings
 from kernelstore.artifact import Artifact, ArtifactInfo, Program
 from kernelstore.codecs import Codec
 from kernelstore.db import blob, programs, rows, statements
@@ -23,7 +22,7 @@ from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
 from kernelstore.db.tally import HeaderRow, Tally
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, PayloadCorrupt, StoreError
-from kernelstore.explanation import Asked, Difference, Explanation, Stored
+from kernelstore.explanation import Asked, Difference, Explanation
 from kernelstore.key import Key
 
 if TYPE_CHECKING:
@@ -405,19 +404,8 @@ class Store:
         Cost: two or three indexed reads, no transaction; no use is counted. Cubins that a driver made of PTX are not
         considered, as they serve that driver alone.
         """
-        if isinstance(program, str) and re.fullmatch(r"[0-9a-fA-F]{64}", program) is None:
-            found = self._pool.read(statements.KEY_OF_NAMED_PROGRAM, {"name": program})
-            if not found:
-                return None
-            program = Key(found[0][0])
         _check_device(compute_capability, driver_version)
-        stored = {Key(row[1]): row for row in self._pool.read(statements.ARTIFACTS_OF_PROGRAM, {"key": Key(program)})}
-        infos = [rows.info_of(row) for row in stored.values()]
-        best = next(iter(choice.candidates(infos, compute_capability, driver_version=driver_version)), None)
-        if best is None:
-            return None
-        found = self._pool.read(statements.SYMBOLS_OF_ARTIFACT, {"artifact_id": stored[best.key][0]})
-        return dataclasses.replace(best, symbols=tuple(rows.symbol_of(row) for row in found))
+        return programs.best_for(self._pool, program, compute_capability, driver_version)
 
     def sql(
         self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = (), *, timeout_s: float = 10.0
@@ -481,13 +469,13 @@ class Store:
         self._tally.count(name, reason, value)
 
     def artifacts_of(self, program: Key) -> list[ArtifactInfo]:
-        """Return what is stored of a program, without payloads and symbols.
+        """Return what is stored of a program, newest first, without payloads and symbols.
 
         Notes
         -----
         Cost: one indexed read, no transaction.
         """
-        return [rows.info_of(row) for row in self._pool.read(statements.ARTIFACTS_OF_PROGRAM, {"key": program})]
+        return programs.artifacts_of(self._pool, program)
 
     def toolchain_build(self, library: str, signature: str) -> str | None:
         """Return the build that was found in the compiler library with that path and stat signature.
@@ -514,15 +502,6 @@ class Store:
         Cost: three indexed reads where the program is stored; otherwise at most 250 rows and 50 sources.
         """
         return programs.explain(self._pool, asked)
-
-    def stored_artifacts(self, program: Key) -> list[Stored]:
-        """Return what is known of a program's artifacts, newest first; empty where it is not stored.
-
-        Notes
-        -----
-        Cost: one indexed read.
-        """
-        return programs.artifacts_of(self._pool, program)
 
     def stored_program(self, program: Key | bytes | str) -> Program:
         """Return the program that `find_program` finds, for a rebuild.

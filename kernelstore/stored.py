@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernelstore import explanation
+from kernelstore import choice, explanation
 from kernelstore.arch import Arch
-from kernelstore.artifact import Artifact, Program
+from kernelstore.artifact import Artifact, ArtifactInfo, Program
 from kernelstore.errors import InvalidOption, NoBinary, RebuildRefused
 from kernelstore.key import Key
 from kernelstore.options import Options
@@ -79,7 +79,7 @@ def best_artifact(
         wanted = [str(Arch(*compute_capability, suffix)) for suffix in ("a", "f", "")]
     else:
         wanted = [str(Arch.parse(arch))]
-    stored = store.stored_artifacts(program)
+    stored = store.artifacts_of(program)
     newest_major = 999 if driver_version is None else driver_version // 1000
     fit = [
         artifact
@@ -87,10 +87,10 @@ def best_artifact(
         if artifact.kind == "cubin"
         and artifact.arch in wanted
         and not artifact.relocatable
-        and (artifact.toolchain_version or (0,))[0] <= newest_major
+        and _build(artifact)[0] <= newest_major
     ]
     # Stable: among equals the newest row stays first.
-    fit.sort(key=lambda artifact: artifact.toolchain_version, reverse=True)
+    fit.sort(key=_build, reverse=True)
     fit.sort(key=lambda artifact: wanted.index(artifact.arch))
     for candidate in fit:
         artifact = store.get(candidate.key)
@@ -107,3 +107,7 @@ def best_artifact(
         result=None,
         name=None,
     )
+
+
+def _build(artifact: ArtifactInfo) -> tuple[int, int, int]:
+    return choice.build_of(artifact.toolchain) or (0, 0, 0)

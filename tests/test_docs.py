@@ -186,7 +186,6 @@ NOT_PUBLIC = {
     "remember_headers",
     "explain_request",
     "artifacts_of",
-    "stored_artifacts",
     "stored_program",
 }
 

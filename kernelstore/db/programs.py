@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
-from kernelstore import explanation
-from kernelstore.artifact import Program
+from kernelstore import choice, explanation
+from kernelstore.artifact import ArtifactInfo, Program
 from kernelstore.db import rows, statements
 from kernelstore.db.pool import Pool
 from kernelstore.errors import InvalidArgument, KeyNotFound
-from kernelstore.explanation import Asked, Difference, Explanation, Stored
+from kernelstore.explanation import Asked, Difference, Explanation
 from kernelstore.key import Key
 
-__all__ = ["artifacts_of", "compare", "explain", "find", "with_key"]
+__all__ = ["artifacts_of", "best_for", "compare", "explain", "find", "with_key"]
 
 # Bounds of the search for the nearest program: rows looked at, by name and by age; of these the sources read.
 _SAME_NAME_ROWS = 50
@@ -34,13 +35,26 @@ def with_key(pool: Pool, key: Key) -> Program | None:
     return _program(pool.read(statements.PROGRAM_WITH_KEY, {"key": key}))
 
 
-def artifacts_of(pool: Pool, program: Key) -> list[Stored]:
-    """Return what is known of a program's artifacts, newest first; empty where it is not stored."""
-    found = pool.read(statements.STORED_OF_PROGRAM, {"key": program, "limit": _MAX_ARTIFACTS})
-    return [
-        Stored(Key(key), kind, arch, toolchain, () if None in version else tuple(version), bool(relocatable))
-        for key, kind, arch, toolchain, *version, relocatable in found
-    ]
+def artifacts_of(pool: Pool, program: Key) -> list[ArtifactInfo]:
+    """Return what is known of a program's artifacts but their symbols, newest first; empty where it is not stored."""
+    found = pool.read(statements.ARTIFACTS_OF_PROGRAM, {"key": program, "limit": _MAX_ARTIFACTS})
+    return [rows.info_of(row) for row in found]
+
+
+def best_for(
+    pool: Pool, program: Key | bytes | str, compute_capability: tuple[int, int], driver_version: int | None
+) -> ArtifactInfo | None:
+    """Return what serves a device best of the program with that key, or of the newest one with that name."""
+    if _is_name(program):
+        named = pool.read(statements.PROGRAMS_WITH_NAME, {"name": program, "limit": 1})
+        if not named:
+            return None
+        program = named[0][1]
+    found = choice.candidates(artifacts_of(pool, Key(program)), compute_capability, driver_version=driver_version)
+    if not found:
+        return None
+    symbols = pool.read(statements.SYMBOLS_OF_ARTIFACT, {"key": found[0].key})
+    return dataclasses.replace(found[0], symbols=tuple(map(rows.symbol_of, symbols)))
 
 
 def find(pool: Pool, program: Key | bytes | str) -> Key:
@@ -53,7 +67,7 @@ def find(pool: Pool, program: Key | bytes | str) -> Key:
     KeyNotFound
         None is.
     """
-    if isinstance(program, str) and re.fullmatch(r"[0-9a-fA-F]{64}", program) is None:
+    if _is_name(program):
         named = pool.read(statements.PROGRAMS_WITH_NAME, {"name": program, "limit": 3})
         keys = [Key(key) for _, key, *_ in named] or _with_prefix(pool, program)
     else:
@@ -152,6 +166,10 @@ def _digests(text: str) -> dict[str, str]:
     except ValueError:
         return {}
     return {str(label): str(digest) for label, digest in found.items()} if isinstance(found, dict) else {}
+
+
+def _is_name(program: Key | bytes | str) -> TypeGuard[str]:
+    return isinstance(program, str) and re.fullmatch(r"[0-9a-fA-F]{64}", program) is None
 
 
 def _with_prefix(pool: Pool, prefix: str) -> list[Key]:

@@ -252,8 +252,8 @@ def program_of(row: Any) -> Program:
 
 
 def info_of(row: tuple[Any, ...], symbols: tuple[Symbol, ...] = ()) -> ArtifactInfo:
-    """Return what a row of `statements.ARTIFACTS_OF_PROGRAM` tells, but for its id, which comes first."""
-    _, key, kind, arch, toolchain, driver_version, ptx_version, origin, relocatable, *rest = row
+    """Return what a row of `statements.ARTIFACTS_OF_PROGRAM` tells."""
+    key, kind, arch, toolchain, driver_version, ptx_version, origin, relocatable, *rest = row
     size_bytes, stored_size_bytes, payload_sha256, compile_ms, created_at_ns, last_access_ns, *rest = rest
     usage_count, pinned, program_key, program_name = rest
     return ArtifactInfo(

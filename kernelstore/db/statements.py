@@ -22,7 +22,6 @@ __all__ = [
     "INSERT_PROGRAM",
     "INSERT_SYMBOL",
     "KEYS_AFTER",
-    "KEY_OF_NAMED_PROGRAM",
     "MIN_WRITER",
     "NEWEST_PROGRAMS",
     "PROGRAMS_WITH_NAME",
@@ -34,7 +33,6 @@ __all__ = [
     "REMEMBER_HEADER",
     "REMEMBER_TOOLCHAIN",
     "REVISION",
-    "STORED_OF_PROGRAM",
     "SYMBOLS_OF_ARTIFACT",
     "TOOLCHAIN_OF_LIBRARY",
     "TOUCH",
@@ -53,24 +51,23 @@ FROM artifact JOIN blob ON blob.artifact_id = artifact.id
 WHERE artifact.key = :key
 """
 
-# What a device may be served with; a program has few artifacts. In the order of ArtifactInfo's fields.
+# In the order of ArtifactInfo's fields, the newest first. A program has few artifacts.
 ARTIFACTS_OF_PROGRAM = """
 SELECT
-    artifact.id, artifact.key, artifact.kind, artifact.arch, artifact.toolchain, artifact.driver_version,
+    artifact.key, artifact.kind, artifact.arch, artifact.toolchain, artifact.driver_version,
     artifact.ptx_version, artifact.origin, artifact.relocatable, artifact.size_bytes, artifact.stored_size_bytes,
     artifact.payload_sha256, artifact.compile_ms, artifact.created_at_ns, artifact.last_access_ns, artifact.usage_count,
     artifact.pinned, program.key, program.name
 FROM program JOIN artifact ON artifact.program_id = program.id
-WHERE program.key = :key
+WHERE program.key = :key ORDER BY artifact.id DESC LIMIT :limit
 """
-
-KEY_OF_NAMED_PROGRAM = "SELECT key FROM program WHERE name = :name ORDER BY created_at_ns DESC, id DESC LIMIT 1"
 
 SYMBOLS_OF_ARTIFACT = """
 SELECT
     lowered_name, name_expression, what, parameters, registers, shared_bytes, local_bytes, stack_bytes, constant_bytes,
     spill_store_bytes, spill_load_bytes
-FROM symbol WHERE artifact_id = :artifact_id ORDER BY id
+FROM artifact JOIN symbol ON symbol.artifact_id = artifact.id
+WHERE artifact.key = :key ORDER BY symbol.id
 """
 
 COUNT_ARTIFACTS = "SELECT count(*) FROM artifact"
@@ -207,12 +204,6 @@ ARTIFACT_WITH_KEY = """
 SELECT artifact.kind, artifact.arch, artifact.toolchain, program.key
 FROM artifact LEFT JOIN program ON program.id = artifact.program_id
 WHERE artifact.key = :key
-"""
-
-STORED_OF_PROGRAM = """
-SELECT artifact.key, kind, arch, toolchain, toolchain_major, toolchain_minor, toolchain_build, relocatable
-FROM program JOIN artifact ON artifact.program_id = program.id
-WHERE program.key = :key ORDER BY artifact.id DESC LIMIT :limit
 """
 
 # One statement for all headers of a level, each through the primary key.
