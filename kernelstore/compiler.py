@@ -1,17 +1,14 @@
-"""`Compiler`: a request becomes a hit, or one run of NVRTC whose artifacts are stored."""
+"""`Compiler`: the front end to NVRTC that asks a store first, and holds what it loaded."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-import threading
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kernelstore import plugins, serving, settings, stored
+from kernelstore import obtaining, plugins, serving, settings, stored
 from kernelstore.arch import Arch
 from kernelstore.artifact import Artifact
 from kernelstore.errors import (
@@ -19,22 +16,17 @@ from kernelstore.errors import (
     InvalidArgument,
     InvalidOption,
     InvalidType,
-    KernelStoreError,
     NoDriver,
-    PayloadRejected,
     StoreError,
-    StoreWarning,
     ToolchainError,
-    UncacheableWarning,
-    UnknownPlugin,
 )
-from kernelstore.explanation import Asked, Difference, Explanation
-from kernelstore.header_memo import Trace
+from kernelstore.explanation import Explanation
+from kernelstore.holding import Held, Holding
+from kernelstore.keeping import Keeping
 from kernelstore.key import Key
 from kernelstore.options import Options, checked_text
 from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
-from kernelstore.toolchain import Toolchain
 
 if TYPE_CHECKING:
     from kernelstore.loader import Kernel, Module
@@ -83,29 +75,15 @@ class Compiler:
         if store is not None and not isinstance(store, Store):
             raise InvalidType(f"store is a Store, not {store!r}; for a path use Compiler(Store(path))")
         Options.read(options)
-        self._store = store
-        self._owns_store = store is None
+        self._keeping = Keeping(store, opens_default=store is None)
+        self._holding = Holding()
         self._options = tuple(options)
         self._include_dirs = checked_dirs(include_dirs)
-        self._modules: dict[tuple[object, ...], _Held] = {}
-        self._stored_modules: dict[tuple[object, ...], Module] = {}
-        self._kernels: dict[tuple[Module, str], Kernel] = {}
-        self._held: list[Module] = []
-        self._lock = threading.Lock()
-        self._warned: set[str] = set()
 
     @property
     def store(self) -> Store | None:
         """The store in use; ``None`` where it is disabled or cannot be opened."""
-        if self._store is None and self._owns_store and not settings.flag("DISABLE"):
-            with self._lock:
-                if self._store is None and self._owns_store:
-                    try:
-                        self._store = Store()
-                    except (StoreError, InvalidArgument) as error:
-                        self._owns_store = False
-                        self._warn_about_store("opening the default store", error)
-        return None if settings.flag("DISABLE") else self._store
+        return self._keeping.store
 
     def compile(
         self,
@@ -179,43 +157,13 @@ class Compiler:
             extra=extra,
         )
         try:
-            return self._obtain(request, cache=cache, codec=codec)
+            return obtaining.obtain(request, self._keeping, cache=cache, codec=codec)
         except ToolchainError as error:
-            found = serving.of_any_toolchain(request, self.store if cache else None)
+            found = serving.of_any_toolchain(request, self._keeping if cache else Keeping())
             if found is None:
                 raise
             _logger.info("served what %s made, as there is no compiler here: %s", found.toolchain, error)
             return found
-
-    def _obtain(self, request: Request, *, cache: bool, codec: str | None = None) -> Artifact:
-        if codec is not None:
-            plugins.load("codecs", codec)
-        store = self.store if cache else None
-        if store is not None and request.uncacheable is not None:
-            self._warn_uncacheable(store, request)
-            store = None
-        expected = Toolchain.expected(request, self.store)
-        found = self._look_up(store, request, expected)
-        if found is not None:
-            return found
-        toolchain = Toolchain.loaded(request, expected)
-        if toolchain is not expected:
-            found = self._look_up(store, request, toolchain)
-            if found is not None:
-                return found
-        if store is not None and _logger.isEnabledFor(logging.DEBUG):
-            self._log_miss(store, request, toolchain)
-        artifacts = self._compile(request, toolchain)
-        if store is not None:
-            if not request.unchanged():
-                # NVRTC may have read another text than the key tells.
-                store.count("not_stored", "header changed")
-                _logger.info("a header of %s changed meanwhile; nothing is stored", request.name or "a program")
-            elif not _is_as_asked(request):
-                store.count("not_stored", "compiled after -G")
-            else:
-                self._keep(store, artifacts, codec)
-        return artifacts[0]
 
     def module(
         self,
@@ -263,8 +211,8 @@ class Compiler:
             extra,
             place,
         )
-        held = self._modules.get(asked) if cache else None
-        if held is not None and held.trace.holds():
+        held = self._holding.find(asked) if cache else None
+        if held is not None and held.trace is not None and held.trace.holds():
             return held.module
         request = self._request(
             source,
@@ -282,20 +230,13 @@ class Compiler:
             return held.module
         module = serving.module_for_device(
             request,
-            self.store if cache else None,
-            lambda wanted: self._obtain(wanted, cache=cache),
+            self._keeping if cache else Keeping(),
+            lambda wanted: obtaining.obtain(wanted, self._keeping, cache=cache),
             chosen=arch is not None or request.options.arch is not None,
         )
         # What cannot be keyed may compile to something else the next time.
         keyed = cache and request.uncacheable is None and request.unchanged()
-        with self._lock:
-            self._held.append(module)
-            if keyed:
-                now = self._modules.get(asked)
-                if now is not None and now.program_key == request.program.key:
-                    return now.module
-                self._modules[asked] = _Held(module, request.program.key, request.trace)
-        return module
+        return self._holding.hold(Held(module, request.program.key, request.trace), asked if keyed else None)
 
     def kernel(
         self,
@@ -343,10 +284,7 @@ class Compiler:
             extra=extra,
             cache=cache,
         )
-        kernel = self._kernels.get((module, name_expression))
-        if kernel is None:
-            kernel = self._kernels[module, name_expression] = module.get_kernel(name_expression)
-        return kernel
+        return self._holding.kernel(module, name_expression)
 
     def explain(
         self,
@@ -389,12 +327,7 @@ class Compiler:
             headers=headers,
             extra=extra,
         )
-        if request.uncacheable is not None:
-            return Explanation(None, None, (Difference("uncacheable", request.uncacheable),))
-        store = self.store
-        if store is None:
-            return Explanation(None, None, (Difference("store", "disabled, or it cannot be opened"),))
-        return store.explain_request(_asked(request, Toolchain.expected(request, store)))
+        return obtaining.explain(request, self.store)
 
     def rebuild(self, program: Key | bytes | str, arch: str, *, kind: str = "cubin") -> Artifact:
         """Compile a stored program for another GPU, from what is stored of it, and store the artifact.
@@ -428,7 +361,8 @@ class Compiler:
         """
         _check_kind(kind)
         wanted = target(kind, Arch.parse(arch))
-        return self._obtain(stored.request_of(self._needed_store().stored_program(program), kind, wanted), cache=True)
+        request = stored.request_of(self._needed_store().stored_program(program), kind, wanted)
+        return obtaining.obtain(request, self._keeping)
 
     def stored_module(self, program: Key | bytes | str, *, arch: str | None = None) -> Module:
         """Return a stored program loaded for the current device, where its sources are not at hand.
@@ -447,7 +381,7 @@ class Compiler:
         NoBinary
             No stored artifact of it serves the device.
         LoadError
-            The driver refused; the stored row is kept. `NoDriver` where there is no GPU.
+            The driver refused; the stored rows are kept. `NoDriver` where there is no GPU.
         StoreError
             There is no store, or it cannot be read.
 
@@ -462,35 +396,26 @@ class Compiler:
         program = program if isinstance(program, str) else Key(program)
         place = driver.current_device()
         asked = ("stored program", program, arch, place)
-        module = self._stored_modules.get(asked)
-        if module is not None:
-            return module
+        held = self._holding.find(asked)
+        if held is not None:
+            return held.module
         store = self._needed_store()
+        key = store.find_program(program)
         module = load(
             stored.best_artifact(
                 store,
-                store.find_program(program),
+                key,
                 compute_capability=driver.compute_capability(place),
                 arch=arch,
                 driver_version=driver.driver_version(),
             )
         )
-        with self._lock:
-            self._held.append(module)
-            return self._stored_modules.setdefault(asked, module)
+        return self._holding.hold(Held(module, key), asked)
 
     def close(self) -> None:
         """Unload the modules, and close the store if the compiler opened it; a second call does nothing."""
-        with self._lock:
-            self._kernels.clear()
-            self._modules.clear()
-            self._stored_modules.clear()
-            while self._held:
-                self._held.pop().unload()
-            store, self._store = (self._store, None) if self._owns_store else (None, self._store)
-            self._owns_store = False
-        if store is not None:
-            store.close()
+        self._holding.close()
+        self._keeping.close()
 
     def __enter__(self) -> Self:
         return self
@@ -538,88 +463,11 @@ class Compiler:
             memo=self.store,
         )
 
-    def _compile(self, request: Request, toolchain: Toolchain) -> list[Artifact]:
-        from kernelstore import build  # NVRTC's bindings and what reads its output: 100 ms that a hit does without
-
-        artifacts = build.run(request, toolchain)
-        compile_ms = artifacts[0].compile_ms
-        _logger.info("compiled %s for %s in %.1f ms", request.name or "a program", request.arch, compile_ms)
-        store = self.store
-        if store is not None:
-            store.count("compile")
-            store.count("compile_us", value=round(compile_ms * 1000))
-        return artifacts
-
-    # -- the store, which may fail --------------------------------------------------------------------------------
-
-    def _look_up(self, store: Store | None, request: Request, toolchain: Toolchain) -> Artifact | None:
-        if store is None:
-            return None
-        try:
-            return store.get(request.artifact_key(request.kind, request.arch, toolchain.identity))
-        except (StoreError, UnknownPlugin) as error:
-            self._warn_about_store("looking up a kernel", error)
-            return None
-
-    def _log_miss(self, store: Store, request: Request, toolchain: Toolchain) -> None:
-        try:
-            _logger.debug("%s: %s", request.name or "a program", store.explain_request(_asked(request, toolchain)))
-        except StoreError as error:
-            _logger.debug("a miss that cannot be explained: %s", error)
-
     def _needed_store(self) -> Store:
         store = self.store
         if store is None:
             raise StoreError("there is no store to take a program from: it is disabled, or cannot be opened")
         return store
-
-    def _keep(self, store: Store, artifacts: Sequence[Artifact], codec: str | None) -> None:
-        try:
-            store.put(*artifacts, codec=codec)
-        except (StoreError, PayloadRejected, InvalidArgument) as error:
-            store.count("not_stored", type(error).__name__)
-            self._warn_about_store("storing a kernel", error)
-
-    def _warn_about_store(self, doing: str, error: KernelStoreError) -> None:
-        _logger.info("%s failed: %s", doing, error)
-        cause = type(error).__name__
-        if cause not in self._warned:
-            self._warned.add(cause)
-            warnings.warn(
-                f"{doing} failed, kernels are compiled without it: {error}", StoreWarning, stacklevel=_outside()
-            )
-
-    def _warn_uncacheable(self, store: Store, request: Request) -> None:
-        reason = request.uncacheable
-        assert reason is not None
-        store.count("uncacheable", reason.partition(":")[0])
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(
-                f"{request.name or 'a program'} is compiled each time, it cannot be keyed: {reason}",
-                UncacheableWarning,
-                stacklevel=_outside(),
-            )
-
-
-@dataclasses.dataclass(slots=True)
-class _Held:
-    """A module that was loaded, and what tells whether it is still the one that is asked for."""
-
-    module: Module
-    program_key: Key
-    trace: Trace
-
-
-def _is_as_asked(request: Request) -> bool:
-    from kernelstore.cuda import nvrtc
-
-    return request.options.debug or not nvrtc.leaks_debug()
-
-
-def _asked(request: Request, toolchain: Toolchain) -> Asked:
-    key = request.artifact_key(request.kind, request.arch, toolchain.identity)
-    return Asked(request.program, key, request.kind, str(request.arch), toolchain.text)
 
 
 def _check_kind(kind: str) -> None:
@@ -641,13 +489,3 @@ def _arch(given: str | None, among_options: Arch | None) -> Arch:
         return Arch(*driver.compute_capability(driver.current_device()))
     except NoDriver as error:
         raise ArchRequired("no arch was given, and there is no device to take it from; give arch='sm_90'") from error
-
-
-def _outside() -> int:
-    """Return the stack level of the first caller outside this package, for warnings."""
-    import sys
-
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "kernelstore":
-        level, frame = level + 1, frame.f_back
-    return level

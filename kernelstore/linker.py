@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-import warnings
 from collections.abc import Sequence
 
 from kernelstore import choice, plugins
@@ -20,12 +19,10 @@ from kernelstore.errors import (
     LoadError,
     NoJitCompiler,
     PayloadRejected,
-    StoreError,
-    StoreWarning,
     ToolchainError,
-    UnknownPlugin,
     UnsupportedPTX,
 )
+from kernelstore.keeping import Keeping
 from kernelstore.key import Key, key_of
 from kernelstore.store import Store
 
@@ -55,7 +52,7 @@ class Linker:
     def __init__(self, store: Store | None = None) -> None:
         if store is not None and not isinstance(store, Store):
             raise InvalidType(f"store is a Store, not {store!r}; for a path use Linker(Store(path))")
-        self._store = store
+        self._keeping = Keeping(store)
 
     def link(self, artifacts: Sequence[Artifact], *, arch: str, options: Sequence[str] = ()) -> Artifact:
         """Return the artifacts linked to one cubin, from the store or from nvJitLink. Needs no GPU.
@@ -102,19 +99,19 @@ class Linker:
         _check_together(inputs, target, release, toolchain, given, nvjitlink.knows(target))
         flags = (f"-arch={target}", *(("-lto",) if any(item.kind == "ltoir" for item in inputs) else ()), *given)
         key = _key(inputs, target, toolchain, flags)
-        found = _look_up(self._store, key)
+        found = self._keeping.get(key)
         if found is not None:
             return found
         started = time.perf_counter()
         payload, log = nvjitlink.link([(item.kind, _payload(item)) for item in inputs], flags)
         link_ms = (time.perf_counter() - started) * 1000
         linked = _artifact(key, payload, target, toolchain, "nvjitlink", inputs, log, link_ms)
-        _keep(self._store, linked)
+        _keep(self._keeping, linked)
         return linked
 
 
 def cubin_of_ptx(
-    ptx: Artifact, compute_capability: tuple[int, int], *, store: Store | None, program: Program | None
+    ptx: Artifact, compute_capability: tuple[int, int], *, keeping: Keeping, program: Program | None
 ) -> Artifact | None:
     """Return the cubin that PTX becomes on the current device, from the store or made once and stored.
 
@@ -127,7 +124,7 @@ def cubin_of_ptx(
         What the device is served with.
     compute_capability : tuple[int, int]
         The current device's.
-    store : Store or None
+    keeping : Keeping
         Where it is kept.
     program : Program or None
         What the PTX was compiled from, so that the cubin is found with it.
@@ -139,7 +136,7 @@ def cubin_of_ptx(
     """
     target = Arch(*compute_capability, suffix="a" if Arch.parse(ptx.arch).suffix == "a" else "")
     try:
-        made = _by_driver(ptx, target, store)
+        made = _by_driver(ptx, target, keeping)
     except (NoJitCompiler, UnsupportedPTX) as error:
         _logger.info("the driver makes no cubin, trying nvJitLink: %s", error)
         made = _by_nvjitlink(ptx, target)
@@ -150,11 +147,11 @@ def cubin_of_ptx(
     if made is None or made.from_cache:
         return made
     made = dataclasses.replace(made, program=program)
-    _keep(store, made)
+    _keep(keeping, made)
     return made
 
 
-def _by_driver(ptx: Artifact, target: Arch, store: Store | None) -> Artifact | None:
+def _by_driver(ptx: Artifact, target: Arch, keeping: Keeping) -> Artifact | None:
     loaded = driver.initialise()
     build = driver.driver_build()
     if build is None:
@@ -163,7 +160,7 @@ def _by_driver(ptx: Artifact, target: Arch, store: Store | None) -> Artifact | N
         raise UnsupportedPTX(f"driver version {loaded.version} does not know .version {_dotted(ptx.ptx_version or 0)}")
     toolchain = f"libcuda {build}"
     key = _key((ptx,), target, toolchain, ())
-    found = _look_up(store, key)
+    found = keeping.get(key)
     if found is not None:
         return found
     loaded.make_current()
@@ -319,31 +316,10 @@ def _symbols(inputs: Sequence[Artifact], made: Sequence[Symbol]) -> tuple[Symbol
     return (*known.values(), *(symbol for name, symbol in present.items() if name not in named))
 
 
-def _look_up(store: Store | None, key: Key) -> Artifact | None:
-    if store is None:
-        return None
-    try:
-        return store.get(key)
-    except (StoreError, UnknownPlugin) as error:
-        _warn_about_store("looking up a linked cubin", error)
-        return None
-
-
-def _keep(store: Store | None, artifact: Artifact) -> None:
+def _keep(keeping: Keeping, artifact: Artifact) -> None:
     _logger.info(
         "%s made a cubin for %s in %.1f ms, key %s",
         artifact.toolchain, artifact.arch, artifact.compile_ms, artifact.key,
     )  # fmt: skip
-    if store is None:
-        return
-    store.count("link", artifact.origin)
-    try:
-        store.put(artifact)
-    except (StoreError, PayloadRejected, InvalidArgument) as error:
-        store.count("not_stored", type(error).__name__)
-        _warn_about_store("storing a linked cubin", error)
-
-
-def _warn_about_store(doing: str, error: Exception) -> None:
-    _logger.info("%s failed: %s", doing, error)
-    warnings.warn(f"{doing} failed, it is linked without the store: {error}", StoreWarning, stacklevel=4)
+    keeping.count("link", artifact.origin)
+    keeping.put(artifact)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from kernelstore import choice
 from kernelstore.arch import Arch
-from kernelstore.artifact import Artifact, ArtifactInfo
+from kernelstore.artifact import Artifact, ArtifactInfo, Program
 from kernelstore.errors import (
     KernelNotFound,
     KernelStoreError,
     LoadError,
     NoBinary,
     NoJitCompiler,
-    StoreError,
     ToolchainError,
-    UnknownPlugin,
     UnsupportedArch,
     UnsupportedPTX,
 )
+from kernelstore.keeping import Keeping
+from kernelstore.key import Key
 from kernelstore.request import Request
-from kernelstore.store import Store
 
 if TYPE_CHECKING:
     from kernelstore.loader import Module
@@ -38,21 +38,22 @@ _logger = logging.getLogger("kernelstore.serving")
 _REFUSALS = (NoBinary, UnsupportedPTX, NoJitCompiler)
 
 
-def of_any_toolchain(request: Request, store: Store | None) -> Artifact | None:
+def of_any_toolchain(request: Request, keeping: Keeping) -> Artifact | None:
     """Return what was asked for as another toolchain made it, the newest that the driver here can load."""
     from kernelstore.cuda import driver
 
-    version = driver.driver_version()
-    stored = [info for info in _stored(request, store) if (info.kind, info.arch) == (request.kind, str(request.arch))]
-    for info in choice.newest_first(stored, version):
-        artifact = _read(store, info)
-        if artifact is not None:
-            return artifact
-    return None
+    keeping = _trusted(request, keeping)
+    stored = [
+        info
+        for info in keeping.artifacts_of(request.program.key)
+        if (info.kind, info.arch) == (request.kind, str(request.arch))
+    ]
+    found = map(keeping.get, (info.key for info in choice.newest_first(stored, driver.driver_version())))
+    return next((artifact for artifact in found if artifact is not None), None)
 
 
 def module_for_device(
-    request: Request, store: Store | None, obtain: Callable[[Request], Artifact], *, chosen: bool
+    request: Request, keeping: Keeping, obtain: Callable[[Request], Artifact], *, chosen: bool
 ) -> Module:
     """Load what was asked for, or else the next best of the program, for the current device.
 
@@ -63,7 +64,7 @@ def module_for_device(
     ----------
     request : Request
         For a cubin.
-    store : Store or None
+    keeping : Keeping
         Where the others are looked for.
     obtain : callable
         Gives an artifact from the store or from NVRTC.
@@ -86,9 +87,80 @@ def module_for_device(
     except (ToolchainError, UnsupportedArch, *_REFUSALS) as error:
         first: KernelStoreError = error
     _logger.info("looking for another artifact of the program: %s", first)
-    stored = _stored(request, store)
-    refused: LoadError | None = first if isinstance(first, LoadError) else None
-    for artifact in _others(request, store, stored, obtain, first, chosen=chosen):
+    keeping = _trusted(request, keeping)
+    stored = keeping.artifacts_of(request.program.key)
+    others = _Offers.of(stored, request.arch if chosen else None, keeping, lambda: request.program)
+    newer = () if chosen else _of_newest_known(request, obtain, first)
+    module, refused = _first_that_loads(
+        itertools.chain(
+            others.cubins(tried=getattr(first, "key", None)),
+            itertools.chain.from_iterable(map(others.of_ptx, newer)),
+            others.ptx(),
+        )
+    )
+    if module is not None:
+        return module
+    if refused is None and isinstance(first, LoadError):
+        refused = first
+    if isinstance(refused, (UnsupportedPTX, NoJitCompiler)):
+        raise refused
+    if not stored or (chosen and not isinstance(first, NoBinary)):
+        raise first
+    remedy = f"compile it for {request.arch}"
+    raise _nothing_runs(request.name or "the program", stored, request.arch, refused, remedy) from first
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Offers:
+    """What is stored of a program and may serve the current device, the best first, read as it is asked for."""
+
+    candidates: list[ArtifactInfo]
+    keeping: Keeping
+    program: Callable[[], Program | None]
+
+    @classmethod
+    def of(
+        cls, stored: list[ArtifactInfo], arch: Arch | None, keeping: Keeping, program: Callable[[], Program | None]
+    ) -> _Offers:
+        from kernelstore.cuda import driver
+
+        found = choice.candidates(
+            stored,
+            driver.compute_capability(),
+            driver_version=driver.driver_version(),
+            only=None if arch is None else arch.number,
+            newer_ptx=True,
+        )
+        return cls(found, keeping, program)
+
+    def cubins(self, tried: Key | None = None) -> Iterator[Artifact]:
+        return self._read("cubin", tried)
+
+    def ptx(self) -> Iterator[Artifact]:
+        for ptx in self._read("ptx"):
+            yield from self.of_ptx(ptx)
+
+    def of_ptx(self, ptx: Artifact) -> Iterator[Artifact]:
+        from kernelstore.cuda import driver
+        from kernelstore.linker import cubin_of_ptx
+
+        cubin = cubin_of_ptx(ptx, driver.compute_capability(), keeping=self.keeping, program=self.program())
+        if cubin is not None:
+            yield cubin
+        # The driver's own JIT, and its own words where it refuses.
+        yield ptx
+
+    def _read(self, kind: str, tried: Key | None = None) -> Iterator[Artifact]:
+        for info in self.candidates:
+            artifact = self.keeping.get(info.key) if info.kind == kind and info.key != tried else None
+            if artifact is not None:
+                yield artifact
+
+
+def _first_that_loads(artifacts: Iterable[Artifact]) -> tuple[Module | None, LoadError | None]:
+    """Load the first artifact that the driver takes; otherwise tell what it said of the last."""
+    refused: LoadError | None = None
+    for artifact in artifacts:
         try:
             module = _load(artifact)
         except _REFUSALS as error:
@@ -99,65 +171,27 @@ def module_for_device(
             "serving the %s of %s by %s, key %s",
             artifact.kind, artifact.arch, artifact.toolchain or artifact.origin, artifact.key,
         )  # fmt: skip
-        return module
-    if isinstance(refused, (UnsupportedPTX, NoJitCompiler)):
-        raise refused
-    if not stored or (chosen and not isinstance(first, NoBinary)):
-        raise first
-    raise _nothing_runs(request, stored, refused) from first
+        return module, None
+    return None, refused
 
 
-def _others(
-    request: Request,
-    store: Store | None,
-    stored: list[ArtifactInfo],
-    obtain: Callable[[Request], Artifact],
-    first: KernelStoreError,
-    *,
-    chosen: bool,
+def _of_newest_known(
+    request: Request, obtain: Callable[[Request], Artifact], error: KernelStoreError
 ) -> Iterator[Artifact]:
-    from kernelstore.cuda import driver
-
-    device = driver.compute_capability()
-    found = choice.candidates(
-        stored,
-        device,
-        driver_version=driver.driver_version(),
-        only=request.arch.number if chosen else None,
-        newer_ptx=True,
-    )
-    tried = getattr(first, "key", None)
-    for info in found:
-        if info.kind == "cubin" and info.key != tried:
-            artifact = _read(store, info)
-            if artifact is not None:
-                yield artifact
-    newest = None if chosen or not isinstance(first, UnsupportedArch) else _newest_known(first, request.arch)
-    if newest is not None:
-        _logger.info("%s is newer than %s; compiling PTX for %s", request.arch, first.toolchain, newest)
-        yield from _of_ptx(obtain(dataclasses.replace(request, kind="ptx", arch=newest)), device, request, store)
-    for info in found:
-        if info.kind == "ptx":
-            artifact = _read(store, info)
-            if artifact is not None:
-                yield from _of_ptx(artifact, device, request, store)
-
-
-def _of_ptx(ptx: Artifact, device: tuple[int, int], request: Request, store: Store | None) -> Iterator[Artifact]:
-    from kernelstore.linker import cubin_of_ptx
-
-    kept = None if request.uncacheable is not None else store
-    cubin = cubin_of_ptx(ptx, device, store=kept, program=request.program)
-    if cubin is not None:
-        yield cubin
-    # The driver's own JIT, and its own words where it refuses.
-    yield ptx
-
-
-def _newest_known(error: KernelStoreError, wanted: Arch) -> Arch | None:
+    """Yield PTX of the newest arch that NVRTC knows, where the device is newer than NVRTC."""
+    if not isinstance(error, UnsupportedArch):
+        return
     # PTX of an older arch runs on a newer device.
-    known = [number for number in error.supported if (number // 10, number % 10) <= wanted.compute_capability]
-    return Arch(max(known) // 10, max(known) % 10, virtual=True) if known else None
+    known = [number for number in error.supported if (number // 10, number % 10) <= request.arch.compute_capability]
+    if known:
+        newest = Arch(max(known) // 10, max(known) % 10, virtual=True)
+        _logger.info("%s is newer than %s; compiling PTX for %s", request.arch, error.toolchain, newest)
+        yield obtain(dataclasses.replace(request, kind="ptx", arch=newest))
+
+
+def _trusted(request: Request, keeping: Keeping) -> Keeping:
+    # What cannot be keyed may be another program tomorrow under the same key.
+    return keeping if request.uncacheable is None else Keeping()
 
 
 def _load(artifact: Artifact) -> Module:
@@ -176,37 +210,20 @@ def _load(artifact: Artifact) -> Module:
     return module
 
 
-def _stored(request: Request, store: Store | None) -> list[ArtifactInfo]:
-    # What cannot be keyed may be another program tomorrow under the same key.
-    if store is None or request.uncacheable is not None:
-        return []
-    try:
-        return store.artifacts_of(request.program.key)
-    except StoreError as error:
-        _logger.info("what is stored of the program cannot be read: %s", error)
-        return []
-
-
-def _read(store: Store | None, info: ArtifactInfo) -> Artifact | None:
-    try:
-        return None if store is None else store.get(info.key)
-    except (StoreError, UnknownPlugin) as error:
-        _logger.info("artifact %s cannot be read: %s", info.key, error)
-        return None
-
-
-def _nothing_runs(request: Request, stored: list[ArtifactInfo], refused: LoadError | None) -> NoBinary:
+def _nothing_runs(
+    shown: str, stored: list[ArtifactInfo], arch: Arch, refused: LoadError | None, remedy: str
+) -> NoBinary:
     from kernelstore.cuda import driver
 
     major, minor = driver.compute_capability()
     archs = tuple(dict.fromkeys(f"{info.kind} {info.arch}" for info in reversed(stored)))
     return NoBinary(
-        f"nothing that is stored of {request.name or 'the program'} runs on compute capability {major}.{minor} with "
-        f"driver version {driver.driver_version()}: there are {', '.join(archs)}; compile it for {request.arch}",
+        f"nothing that is stored of {shown} runs on compute capability {major}.{minor} with driver version "
+        f"{driver.driver_version()}: there are {', '.join(archs)}; {remedy}",
         result=None if refused is None else refused.result,
         name=None if refused is None else refused.name,
-        kind=request.kind,
-        arch=str(request.arch),
+        kind="cubin",
+        arch=str(arch),
         key=None,
         driver_version=driver.driver_version(),
         archs=archs,
