@@ -367,19 +367,23 @@ class Compiler:
     def stored_module(self, program: Key | bytes | str, *, arch: str | None = None) -> Module:
         """Return a stored program loaded for the current device, where its sources are not at hand.
 
+        What is stored is chosen from as `module` does: compatible cubins of any toolchain, then PTX, whose cubin is
+        kept (``docs/how-it-works.md``, "Choosing for a device"). Nothing is compiled.
+
         Parameters
         ----------
         program : Key, bytes or str
             As `rebuild`.
         arch : str, optional
-            Exactly this one; ``None`` takes the best for the device.
+            Artifacts of this number and suffix alone, for ``compute_*`` PTX alone; ``None`` takes the best for the
+            device.
 
         Raises
         ------
         KeyNotFound, InvalidType, InvalidArgument
             There is no such program, or several.
         NoBinary
-            No stored artifact of it serves the device.
+            No stored artifact of it serves the device; those that there are are listed.
         LoadError
             The driver refused; the stored rows are kept. `NoDriver` where there is no GPU.
         StoreError
@@ -387,30 +391,20 @@ class Compiler:
 
         Notes
         -----
-        Cost: in the same process, a dictionary lookup; otherwise four indexed reads and the driver's load. The
-        module is held until `close`.
+        Cost: in the same process, a dictionary lookup; otherwise four indexed reads and the driver's load, with PTX
+        once its translation. The module is held until `close`.
         """
-        from kernelstore.cuda import driver
-        from kernelstore.loader import load  # 15 ms, for those who load
+        from kernelstore.cuda import driver  # 15 ms with the loader, for those who load
 
         program = program if isinstance(program, str) else Key(program)
-        place = driver.current_device()
-        asked = ("stored program", program, arch, place)
+        wanted = None if arch is None else Arch.parse(arch)
+        asked = ("stored program", program, wanted, driver.current_device())
         held = self._holding.find(asked)
         if held is not None:
             return held.module
         store = self._needed_store()
         key = store.find_program(program)
-        module = load(
-            stored.best_artifact(
-                store,
-                key,
-                compute_capability=driver.compute_capability(place),
-                arch=arch,
-                driver_version=driver.driver_version(),
-            )
-        )
-        return self._holding.hold(Held(module, key), asked)
+        return self._holding.hold(Held(serving.module_of_stored(store, self._keeping, key, wanted), key), asked)
 
     def close(self) -> None:
         """Unload the modules, and close the store if the compiler opened it; a second call does nothing."""

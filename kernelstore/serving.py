@@ -25,11 +25,12 @@ from kernelstore.errors import (
 from kernelstore.keeping import Keeping
 from kernelstore.key import Key
 from kernelstore.request import Request
+from kernelstore.store import Store
 
 if TYPE_CHECKING:
     from kernelstore.loader import Module
 
-__all__ = ["module_for_device", "of_any_toolchain"]
+__all__ = ["module_for_device", "module_of_stored", "of_any_toolchain"]
 
 # The driver's side is imported where it is used: a hit of `Compiler.compile` owes it nothing.
 _logger = logging.getLogger("kernelstore.serving")
@@ -110,6 +111,41 @@ def module_for_device(
     raise _nothing_runs(request.name or "the program", stored, request.arch, refused, remedy) from first
 
 
+def module_of_stored(store: Store, keeping: Keeping, program: Key, arch: Arch | None) -> Module:
+    """Load what is stored of a program for the current device: compatible cubins, then PTX as `module_for_device`.
+
+    Parameters
+    ----------
+    keeping : Keeping
+        Over the same store.
+    arch : Arch or None
+        Other archs than this one are not looked at; ``None`` takes the best for the device.
+
+    Raises
+    ------
+    NoBinary
+        What is stored does not run here; it is named.
+    UnsupportedPTX, NoJitCompiler
+        There is only PTX, which the driver does not take.
+    LoadError
+        As it comes: another artifact would not help.
+    StoreError
+        The file cannot be read.
+    """
+    from kernelstore.cuda import driver
+
+    stored = store.artifacts_of(program)
+    offers = _Offers.of(stored, arch, keeping, lambda: store.program(program))
+    module, refused = _first_that_loads(itertools.chain(offers.cubins(), offers.ptx()))
+    if module is not None:
+        return module
+    if isinstance(refused, (UnsupportedPTX, NoJitCompiler)):
+        raise refused
+    wanted = Arch(*driver.compute_capability())
+    remedy = f"Compiler.rebuild(program, {str(wanted)!r}) makes what does"
+    raise _nothing_runs(f"program {program}", stored, arch or wanted, refused, remedy)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Offers:
     """What is stored of a program and may serve the current device, the best first, read as it is asked for."""
@@ -131,6 +167,8 @@ class _Offers:
             only=None if arch is None else arch.number,
             newer_ptx=True,
         )
+        if arch is not None and arch.virtual:
+            found = [info for info in found if info.kind == "ptx"]
         return cls(found, keeping, program)
 
     def cubins(self, tried: Key | None = None) -> Iterator[Artifact]:

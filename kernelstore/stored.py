@@ -1,17 +1,15 @@
-"""Stored programs: what is rebuilt or loaded where only the store knows the sources."""
+"""Stored programs: the request that made one, where only the store knows the sources."""
 
 from __future__ import annotations
 
-from kernelstore import choice, explanation
+from kernelstore import explanation
 from kernelstore.arch import Arch
-from kernelstore.artifact import Artifact, ArtifactInfo, Program
-from kernelstore.errors import InvalidOption, NoBinary, RebuildRefused
-from kernelstore.key import Key
+from kernelstore.artifact import Program
+from kernelstore.errors import InvalidOption, RebuildRefused
 from kernelstore.options import Options
 from kernelstore.request import Request
-from kernelstore.store import Store
 
-__all__ = ["best_artifact", "request_of"]
+__all__ = ["request_of"]
 
 
 def request_of(program: Program, kind: str, arch: Arch) -> Request:
@@ -60,54 +58,3 @@ def request_of(program: Program, kind: str, arch: Arch) -> Request:
             parts=tuple(difference.part for difference in differences),
         )
     return request
-
-
-def best_artifact(
-    store: Store, program: Key, *, compute_capability: tuple[int, int], arch: str | None, driver_version: int | None
-) -> Artifact:
-    """Return the stored cubin of a program that serves a device best.
-
-    Exactly of the device's compute capability, ``sm_90a`` before ``sm_90``, or of `arch`; of the newest toolchain
-    that the driver can load: a cubin of CUDA 13 needs a driver of CUDA 13.
-
-    Raises
-    ------
-    NoBinary
-        None is stored.
-    """
-    if arch is None:
-        wanted = [str(Arch(*compute_capability, suffix)) for suffix in ("a", "f", "")]
-    else:
-        wanted = [str(Arch.parse(arch))]
-    stored = store.artifacts_of(program)
-    newest_major = 999 if driver_version is None else driver_version // 1000
-    fit = [
-        artifact
-        for artifact in stored
-        if artifact.kind == "cubin"
-        and artifact.arch in wanted
-        and not artifact.relocatable
-        and _build(artifact)[0] <= newest_major
-    ]
-    # Stable: among equals the newest row stays first.
-    fit.sort(key=_build, reverse=True)
-    fit.sort(key=lambda artifact: wanted.index(artifact.arch))
-    for candidate in fit:
-        artifact = store.get(candidate.key)
-        if artifact is not None:
-            return artifact
-    present = ", ".join(sorted({f"{artifact.kind} {artifact.arch}" for artifact in stored})) or "nothing"
-    raise NoBinary(
-        f"program {program} has no cubin for {' or '.join(wanted)} that this driver can load, it has {present}; "
-        f"Compiler.rebuild(program, {wanted[-1]!r}) makes one",
-        kind="cubin",
-        arch=wanted[-1],
-        key=program,
-        driver_version=driver_version,
-        result=None,
-        name=None,
-    )
-
-
-def _build(artifact: ArtifactInfo) -> tuple[int, int, int]:
-    return choice.build_of(artifact.toolchain) or (0, 0, 0)

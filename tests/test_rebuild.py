@@ -240,27 +240,78 @@ def test_a_suffixed_arch_comes_before_the_plain_one(fake: FakeDriver, compiler: 
     assert [store.info(artifact.key).usage_count for artifact in (best, plain)] == [1, 1]
 
 
-def test_a_program_without_a_cubin_for_the_device_is_told(fake: FakeDriver, compiler: Compiler) -> None:
-    other = compiler.compile(ADDN, arch="sm_80", headers=HEADERS)
+@pytest.mark.parametrize("device", [(8, 0), (8, 6), (8, 9), (9, 0)])
+def test_a_stored_module_is_chosen_as_the_best_for_the_device_is(
+    fake: FakeDriver, compiler: Compiler, store: Store, device: tuple[int, int]
+) -> None:
+    for arch in ("sm_80", "sm_86", "sm_90", "sm_90a"):
+        compiler.compile(ADDN, arch=arch, headers=HEADERS, name="addn.cu")
+    (
+        fake.device_attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"],
+        fake.device_attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"],
+    ) = device
+    best = store.best_for("addn.cu", device, fake.version)
 
-    with pytest.raises(errors.NoBinary, match=r"it has cubin sm_80, ptx compute_80; Compiler.rebuild"):
+    assert best is not None
+    assert compiler.stored_module("addn.cu").artifact.key == best.key
+
+
+def test_ptx_serves_a_stored_program_and_its_cubin_is_kept(fake: FakeDriver, compiler: Compiler, store: Store) -> None:
+    fake.version = 13990
+    fake.linked = compiler.compile(ADDN, arch="sm_90", headers=HEADERS, name_expressions=NAMES, cache=False).payload
+    stored = compiler.compile(ADDN, arch="sm_80", headers=HEADERS, name_expressions=NAMES)
+
+    with Compiler(store) as first:
+        made = first.stored_module(stored.key).artifact
+    with Compiler(store) as second:
+        found = second.stored_module(stored.key).artifact
+
+    assert (made.kind, made.arch, made.origin, made.from_cache) == ("cubin", "sm_90", "driver-jit", False)
+    assert (found.key, found.from_cache) == (made.key, True)
+    assert store.info(made.key).program_key == program_key(store, stored)
+
+
+def test_where_nothing_serves_the_device_what_there_is_is_told(fake: FakeDriver, compiler: Compiler) -> None:
+    other = compiler.compile(ADDN, arch="sm_100", headers=HEADERS)
+
+    with pytest.raises(
+        errors.NoBinary,
+        match=r"runs on compute capability 9\.0 .*: there are cubin sm_100, ptx compute_100; "
+        r"Compiler.rebuild\(program, 'sm_90'\)",
+    ) as caught:
         compiler.stored_module(other.key)
-    assert compiler.stored_module(other.key, arch="sm_80") is not None
+    assert caught.value.archs == ("cubin sm_100", "ptx compute_100")
+
+
+def test_a_stored_program_is_loaded_for_the_arch_that_was_chosen_or_not_at_all(
+    fake: FakeDriver, compiler: Compiler
+) -> None:
+    fake.version = 13990
+    stored = compiler.compile(ADDN, arch="sm_90", headers=HEADERS)
+
+    assert compiler.stored_module(stored.key, arch="sm_90").artifact.key == stored.key
+    assert compiler.stored_module(stored.key, arch="compute_90").artifact.key != stored.key
+    for arch in ("sm_90a", "sm_80"):
+        with pytest.raises(errors.NoBinary):
+            compiler.stored_module(stored.key, arch=arch)
 
 
 def test_a_cubin_of_a_newer_major_than_the_drivers_is_not_loaded(fake: FakeDriver, compiler: Compiler) -> None:
-    fake.version = 11080
+    """What the driver says of the PTX is the last word."""
     artifact = compiler.compile(ADDN, arch="sm_90", headers=HEADERS)
+    fake.version = 11080
+    fake.fail = {"cuLibraryLoadData": 222}
 
-    with pytest.raises(errors.NoBinary):
+    with pytest.raises(errors.UnsupportedPTX) as caught:
         compiler.stored_module(artifact.key)
+    assert caught.value.kind == "ptx"
 
 
-def test_relocatable_code_is_no_module(fake: FakeDriver, compiler: Compiler) -> None:
+def test_a_relocatable_cubin_is_passed_over(fake: FakeDriver, compiler: Compiler) -> None:
+    fake.version = 13990
     artifact = compiler.compile(ADDN, arch="sm_90", headers=HEADERS, options=("-rdc=true",))
 
-    with pytest.raises(errors.NoBinary):
-        compiler.stored_module(artifact.key)
+    assert compiler.stored_module(artifact.key).artifact.kind == "ptx"
 
 
 def test_a_damaged_cubin_is_passed_over(fake: FakeDriver, compiler: Compiler, path: Path) -> None:
