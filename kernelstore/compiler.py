@@ -140,6 +140,8 @@ class Compiler:
             This NVRTC cannot compile for the arch.
         ToolchainError
             NVRTC cannot be used.
+        CompilerClosed
+            After `close`.
 
         Notes
         -----
@@ -396,6 +398,7 @@ class Compiler:
         """
         from kernelstore.cuda import driver  # 15 ms with the loader, for those who load
 
+        self._holding.check_open()
         program = program if isinstance(program, str) else Key(program)
         wanted = None if arch is None else Arch.parse(arch)
         asked = ("stored program", program, wanted, driver.current_device())
@@ -407,11 +410,15 @@ class Compiler:
         return self._holding.hold(Held(serving.module_of_stored(store, self._keeping, key, wanted), key), asked)
 
     def close(self) -> None:
-        """Unload the modules, and close the store if the compiler opened it; a second call does nothing."""
+        """Unload the modules, and close the store if the compiler opened it; a second call does nothing.
+
+        All else that is asked of the compiler afterwards raises `CompilerClosed`.
+        """
         self._holding.close()
         self._keeping.close()
 
     def __enter__(self) -> Self:
+        self._holding.check_open()
         return self
 
     def __exit__(
@@ -434,6 +441,7 @@ class Compiler:
         headers: Mapping[str, str] | None,
         extra: bytes,
     ) -> Request:
+        self._holding.check_open()
         checked_text(source, "source")
         checked_text(name, "name")
         _check_kind(kind)
@@ -458,6 +466,7 @@ class Compiler:
         )
 
     def _needed_store(self) -> Store:
+        self._holding.check_open()
         store = self.store
         if store is None:
             raise StoreError("there is no store to take a program from: it is disabled, or cannot be opened")

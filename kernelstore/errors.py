@@ -10,6 +10,7 @@
     |   |-- UnknownPlugin                 no codec, kind or policy of that name
     |   `-- PayloadRejected               bytes that are not what their kind says
     |-- InvalidType (TypeError)           a value of the wrong type
+    |-- CompilerClosed (ValueError)       used after close
     |-- StoreError
     |   |-- StoreClosed (ValueError)      used after close
     |   |-- KeyNotFound (KeyError)        store[key], del store[key]
@@ -59,6 +60,7 @@ from typing import Any
 __all__ = [
     "ArchRequired",
     "CompileError",
+    "CompilerClosed",
     "DriverError",
     "ForeignFile",
     "ForkedContext",
@@ -163,6 +165,10 @@ class PayloadRejected(InvalidArgument):
 
 class InvalidType(KernelStoreError, TypeError):
     """A value of the wrong type; nothing was written."""
+
+
+class CompilerClosed(KernelStoreError, ValueError):
+    """The compiler was used after `Compiler.close`; nothing was compiled."""
 
 
 class StoreError(KernelStoreError):

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernelstore.errors import CompilerClosed
 from kernelstore.header_memo import Trace
 from kernelstore.key import Key
 
@@ -41,6 +42,12 @@ class Holding:
         self._held: dict[Hashable, Held] = {}
         self._kernels: dict[tuple[Module, str], Kernel] = {}
         self._modules: list[Module] = []
+        self._is_closed = False
+
+    def check_open(self) -> None:
+        """Raise `CompilerClosed` after `close`."""
+        if self._is_closed:
+            raise CompilerClosed("the compiler is closed, and its modules are unloaded; make another one")
 
     def find(self, asked: Hashable) -> Held | None:
         """Return what is held for a request; its trace may not hold any more."""
@@ -53,15 +60,23 @@ class Holding:
         ----------
         asked : hashable
             What `find` finds it by; ``None``: it is not to be found.
+
+        Raises
+        ------
+        CompilerClosed
+            The compiler was closed meanwhile; the module is unloaded.
         """
         with self._lock:
-            self._modules.append(held.module)
-            if asked is None:
-                return held.module
-            now = self._held.get(asked)
-            if now is None or now.program_key != held.program_key:
-                now = self._held[asked] = held
-            return now.module
+            if not self._is_closed:
+                self._modules.append(held.module)
+                if asked is None:
+                    return held.module
+                now = self._held.get(asked)
+                if now is None or now.program_key != held.program_key:
+                    now = self._held[asked] = held
+                return now.module
+        held.module.unload()
+        raise CompilerClosed("the compiler was closed while it loaded a module; make another one")
 
     def kernel(self, module: Module, name_expression: str) -> Kernel:
         """Return the kernel of a module, the same one each time."""
@@ -73,6 +88,7 @@ class Holding:
     def close(self) -> None:
         """Unload all; a second call does nothing."""
         with self._lock:
+            self._is_closed = True
             self._kernels.clear()
             self._held.clear()
             while self._modules:

@@ -18,6 +18,7 @@ from kernelstore.cuda import nvrtc, toolkit
 from kernelstore.errors import (
     ArchRequired,
     CompileError,
+    CompilerClosed,
     InvalidArch,
     InvalidArgument,
     InvalidOption,
@@ -731,6 +732,48 @@ def test_closing_unloads_every_module_once(store: Store, loads: list[Artifact]) 
     assert modules[0] is modules[2]
     for module in modules:
         module.unload.assert_called_once()
+
+
+def test_a_closed_compiler_says_so(store: Store, loads: list[Artifact], count_compiles: Count) -> None:
+    """Its modules are gone, and what it would load now nobody would unload."""
+    compiler = Compiler(store)
+    artifact = compiler.compile(K, arch="sm_90")
+    compiler.module(K)
+    compiler.close()
+
+    for ask in (
+        lambda: compiler.compile(K, arch="sm_90"),
+        lambda: compiler.module(K),
+        lambda: compiler.module(K, cache=False),
+        lambda: compiler.kernel(K, "k"),
+        lambda: compiler.explain(K, arch="sm_90"),
+        lambda: compiler.rebuild(artifact.key, "sm_80"),
+        lambda: compiler.stored_module(artifact.key),
+        compiler.__enter__,
+    ):
+        with pytest.raises(CompilerClosed, match="make another one"):
+            ask()
+    assert compiler.store is store
+    assert store.get(artifact.key) is not None
+    assert count_compiles() == 1
+
+
+def test_a_module_that_is_loaded_while_the_compiler_closes_is_unloaded(
+    store: Store, loads: list[Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelstore import loader
+
+    compiler, module = Compiler(store), Mock()
+
+    def load(_: Artifact) -> Mock:
+        compiler.close()
+        return module
+
+    monkeypatch.setattr(loader, "load", load)
+
+    with pytest.raises(CompilerClosed):
+        compiler.module(K)
+    module.unload.assert_called_once()
 
 
 def test_what_nvrtc_12_compiles_after_a_debug_compile_is_not_stored(compiler: Compiler, store: Store) -> None:
