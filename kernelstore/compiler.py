@@ -8,15 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kernelstore import obtaining, plugins, serving, settings, stored
+from kernelstore import obtaining, serving, settings, stored
 from kernelstore.arch import Arch
 from kernelstore.artifact import Artifact
 from kernelstore.errors import (
-    ArchRequired,
-    InvalidArgument,
     InvalidOption,
     InvalidType,
-    NoDriver,
     StoreError,
     ToolchainError,
 )
@@ -25,16 +22,13 @@ from kernelstore.holding import Held, Holding
 from kernelstore.keeping import Keeping
 from kernelstore.key import Key
 from kernelstore.options import Options, checked_text
-from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
+from kernelstore.request import Request, arch_of, check_kind, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
 
 if TYPE_CHECKING:
     from kernelstore.loader import Kernel, Module
 
 __all__ = ["Compiler"]
-
-# What NVRTC makes; other kinds are imported or linked.
-_COMPILED_KINDS = ("cubin", "ptx", "ltoir")
 
 _logger = logging.getLogger("kernelstore.compiler")
 
@@ -148,16 +142,9 @@ class Compiler:
         Cost: a hit is one indexed read; a miss is one run of NVRTC and one write transaction.
         """
         request = self._request(
-            source,
-            kind,
-            arch=arch,
-            name=name,
-            options=options,
-            name_expressions=name_expressions,
-            include_dirs=include_dirs,
-            headers=headers,
-            extra=extra,
-        )
+            source, kind, arch=arch, name=name, options=options, name_expressions=name_expressions,
+            include_dirs=include_dirs, headers=headers, extra=extra,
+        )  # fmt: skip
         try:
             return obtaining.obtain(request, self._keeping, cache=cache, codec=codec)
         except ToolchainError as error:
@@ -201,32 +188,17 @@ class Compiler:
 
         name_expressions = checked_names(name_expressions)
         headers = checked_headers(headers)
-        place = driver.current_device()
         asked = (
-            source,
-            arch,
-            name,
-            tuple(options),
-            name_expressions,
-            tuple(os.fspath(path) for path in include_dirs),
-            tuple(headers.items()),
-            extra,
-            place,
-        )
+            source, arch, name, tuple(options), name_expressions, tuple(os.fspath(path) for path in include_dirs),
+            tuple(headers.items()), extra, driver.current_device(),
+        )  # fmt: skip
         held = self._holding.find(asked) if cache else None
         if held is not None and held.trace is not None and held.trace.holds():
             return held.module
         request = self._request(
-            source,
-            "cubin",
-            arch=arch,
-            name=name,
-            options=options,
-            name_expressions=name_expressions,
-            include_dirs=include_dirs,
-            headers=headers,
-            extra=extra,
-        )
+            source, "cubin", arch=arch, name=name, options=options, name_expressions=name_expressions,
+            include_dirs=include_dirs, headers=headers, extra=extra,
+        )  # fmt: skip
         if held is not None and request.uncacheable is None and request.program.key == held.program_key:
             held.trace = request.trace
             return held.module
@@ -276,16 +248,9 @@ class Compiler:
         Cost: as `module`.
         """
         module = self.module(
-            source,
-            arch=arch,
-            name=name,
-            options=options,
-            name_expressions=(name_expression,),
-            include_dirs=include_dirs,
-            headers=headers,
-            extra=extra,
-            cache=cache,
-        )
+            source, arch=arch, name=name, options=options, name_expressions=(name_expression,),
+            include_dirs=include_dirs, headers=headers, extra=extra, cache=cache,
+        )  # fmt: skip
         return self._holding.kernel(module, name_expression)
 
     def explain(
@@ -319,16 +284,9 @@ class Compiler:
         Cost: three indexed reads where the program is stored; otherwise at most 250 rows and 50 sources.
         """
         request = self._request(
-            source,
-            kind,
-            arch=arch,
-            name=name,
-            options=options,
-            name_expressions=name_expressions,
-            include_dirs=include_dirs,
-            headers=headers,
-            extra=extra,
-        )
+            source, kind, arch=arch, name=name, options=options, name_expressions=name_expressions,
+            include_dirs=include_dirs, headers=headers, extra=extra,
+        )  # fmt: skip
         return obtaining.explain(request, self.store)
 
     def rebuild(self, program: Key | bytes | str, arch: str, *, kind: str = "cubin") -> Artifact:
@@ -361,7 +319,7 @@ class Compiler:
         Cost: three indexed reads, then as `compile`. The working directory is that of now: relative include
         directories have to be where they were.
         """
-        _check_kind(kind)
+        check_kind(kind)
         wanted = target(kind, Arch.parse(arch))
         request = stored.request_of(self._needed_store().stored_program(program), kind, wanted)
         return obtaining.obtain(request, self._keeping)
@@ -444,7 +402,7 @@ class Compiler:
         self._holding.check_open()
         checked_text(source, "source")
         checked_text(name, "name")
-        _check_kind(kind)
+        check_kind(kind)
         if not isinstance(extra, bytes):
             raise InvalidType(f"extra is bytes, not {extra!r:.200}")
         Options.read(options)
@@ -456,7 +414,7 @@ class Compiler:
             source=source,
             name=name,
             kind=kind,
-            arch=target(kind, _arch(arch, read.arch)),
+            arch=target(kind, arch_of(arch, read.arch)),
             options=read,
             name_expressions=checked_names(name_expressions),
             include_dirs=dirs,
@@ -471,24 +429,3 @@ class Compiler:
         if store is None:
             raise StoreError("there is no store to take a program from: it is disabled, or cannot be opened")
         return store
-
-
-def _check_kind(kind: str) -> None:
-    if not isinstance(kind, str) or kind not in _COMPILED_KINDS:
-        plugins.load("kinds", kind)
-        raise InvalidArgument(f"NVRTC makes {', '.join(_COMPILED_KINDS)}, not {kind!r}")
-
-
-def _arch(given: str | None, among_options: Arch | None) -> Arch:
-    if given is not None:
-        if among_options is not None:
-            raise InvalidArgument(f"arch={given!r} was given, and {among_options} among the options; give one")
-        return Arch.parse(given)
-    if among_options is not None:
-        return among_options
-    from kernelstore.cuda import driver  # 5 ms, where no arch was given
-
-    try:
-        return Arch(*driver.compute_capability(driver.current_device()))
-    except NoDriver as error:
-        raise ArchRequired("no arch was given, and there is no device to take it from; give arch='sm_90'") from error

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelstore import headers as header_scan
+from kernelstore import plugins
 from kernelstore.arch import Arch
 from kernelstore.artifact import Program
 from kernelstore.cuda import toolkit
 from kernelstore.cuda.toolkit_names import TOOLKIT_NAMES
-from kernelstore.errors import InvalidArch, InvalidArgument, InvalidType
+from kernelstore.errors import ArchRequired, InvalidArch, InvalidArgument, InvalidType, NoDriver
 from kernelstore.header_memo import Memo, Trace
 from kernelstore.key import Key, key_of
 from kernelstore.options import Options, checked_text
 
-__all__ = ["Request", "checked_dirs", "checked_headers", "checked_names", "target"]
+__all__ = ["Request", "arch_of", "check_kind", "checked_dirs", "checked_headers", "checked_names", "target"]
+
+# What NVRTC makes; other kinds are imported or linked.
+_COMPILED_KINDS = ("cubin", "ptx", "ltoir")
 
 # Before C++14 digits had no separators, before C++11 there were no raw strings.
 _OLD_STANDARDS = frozenset({"--std=c++03", "--std=c++11"})
@@ -145,6 +149,37 @@ class Request:
     def _paths(self, user_dirs: Sequence[str]) -> bytes:
         beside = Path(self.name).parent
         return _joined([str(path) for path in (Path.cwd(), beside.resolve(), *map(Path, user_dirs))])
+
+
+def check_kind(kind: str) -> None:
+    """Raise `UnknownPlugin` or `InvalidArgument` for what NVRTC does not make."""
+    if not isinstance(kind, str) or kind not in _COMPILED_KINDS:
+        plugins.load("kinds", kind)
+        raise InvalidArgument(f"NVRTC makes {', '.join(_COMPILED_KINDS)}, not {kind!r}")
+
+
+def arch_of(given: str | None, among_options: Arch | None) -> Arch:
+    """Return the arch to compile for: the one given, else the one among the options, else the current device's.
+
+    Raises
+    ------
+    InvalidArch, InvalidArgument
+        It is of no use, or there are two.
+    ArchRequired
+        There is none, and no device.
+    """
+    if given is not None:
+        if among_options is not None:
+            raise InvalidArgument(f"arch={given!r} was given, and {among_options} among the options; give one")
+        return Arch.parse(given)
+    if among_options is not None:
+        return among_options
+    from kernelstore.cuda import driver  # 5 ms, where no arch was given
+
+    try:
+        return Arch(*driver.compute_capability(driver.current_device()))
+    except NoDriver as error:
+        raise ArchRequired("no arch was given, and there is no device to take it from; give arch='sm_90'") from error
 
 
 def target(kind: str, arch: Arch) -> Arch:
