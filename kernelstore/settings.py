@@ -1,4 +1,4 @@
-"""Settings from the environment, and where the default store lies."""
+"""Settings from the environment, and where a store lies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 import os
 from pathlib import Path
 
-from kernelstore.errors import InvalidArgument
+from kernelstore.errors import InvalidArgument, InvalidType
 
-__all__ = ["configure_logging", "default_path", "environment", "flag", "is_off"]
+__all__ = ["configure_logging", "default_path", "environment", "flag", "is_off", "store_path"]
 
 _HANDLER = "KERNELSTORE_LOG"
 _OFF = frozenset({"0", "off", "none", "false", "no"})
@@ -42,6 +42,34 @@ def default_path() -> Path:
     if is_off(value):
         raise InvalidArgument(f"KERNELSTORE_PATH={value} disables the default store; give a path, or unset it")
     return Path(value) if value is not None else cache_directory() / "cache.db"
+
+
+def store_path(path: str | os.PathLike[str] | None) -> Path:
+    """Return the absolute path of a store, links resolved; ``None`` means the default store's.
+
+    Raises
+    ------
+    InvalidType, InvalidArgument
+        It is no path of a file.
+    """
+    given = default_path() if path is None else path
+    if not isinstance(given, (str, os.PathLike)):
+        raise InvalidType(f"a path is text or a path object, not {given!r:.200}")
+    text = os.fspath(given)
+    if not isinstance(text, str):
+        raise InvalidType(f"a path is text, not {text!r:.200}")
+    if not text or "\0" in text:
+        raise InvalidArgument(f"{text!r:.200} is no path of a store; leave it out for the default store")
+    try:
+        os.fsencode(text)
+        resolved = Path(text).expanduser().resolve()
+    except (OSError, RuntimeError, UnicodeError) as error:
+        # A loop of links, a user that is not known, a lone surrogate.
+        raise InvalidArgument(f"{text!r:.200} is no path of a store: {error}") from error
+    # os.path answers False where pathlib raises: whether the file can be reached shows when it is opened.
+    if os.path.isdir(resolved):
+        raise InvalidArgument(f"{resolved} is a directory; give a file in it, such as {resolved / 'cache.db'}")
+    return resolved
 
 
 def cache_directory() -> Path:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from kernelstore import plugins, settings
 from kernelstore.artifact import Artifact, ArtifactInfo, Program
@@ -22,14 +21,9 @@ from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
 from kernelstore.db.tally import HeaderRow, Tally
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, PayloadCorrupt, StoreError
-from kernelstore.explanation import Asked, Difference, Explanation
+from kernelstore.explanation import Asked, Explanation
 from kernelstore.key import Key
-
-if TYPE_CHECKING:
-    import sqlalchemy
-
-    from kernelstore.db.adhoc import SqlResult
-    from kernelstore.db.stats import StoreStats
+from kernelstore.questions import Questions
 
 __all__ = ["Store"]
 
@@ -44,7 +38,7 @@ _HEADER_TOUCH_NS = 86_400 * 10**9
 _logger = logging.getLogger("kernelstore.store")
 
 
-class Store:
+class Store(Questions):
     """A store of compiled kernels in one SQLite file.
 
     Any number of processes and threads may have the file open. A hit is one indexed read that takes no lock;
@@ -82,7 +76,7 @@ class Store:
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> None:
         settings.configure_logging()
-        self._path = _checked_path(path)
+        self._path = settings.store_path(path)
         self._codec: Codec = plugins.load("codecs", codec)
         if not isinstance(lock_timeout_s, (int, float)) or not 0 < lock_timeout_s <= 86400:
             raise InvalidArgument(f"lock_timeout_s is a number of seconds above 0, not {lock_timeout_s!r}")
@@ -90,7 +84,7 @@ class Store:
         prepare(self._path, timeout_s=lock_timeout_s)
         lock = SharedLock(self._path, timeout_s=lock_timeout_s)
         self._tally = Tally()
-        self._pool = Pool(self._path, self._tally, timeout_s=lock_timeout_s)
+        super().__init__(Pool(self._path, self._tally, timeout_s=lock_timeout_s))
         self._finalizer = weakref.finalize(self, _finish, self._pool, lock)
 
     @property
@@ -238,220 +232,6 @@ class Store:
         # An empty store is still a store.
         return True
 
-    # -- what people ask ------------------------------------------------------------------------------------------
-
-    def search(
-        self, *, symbol: str | None = None, arch: str | None = None, kind: str | None = None, limit: int | None = None
-    ) -> Iterator[ArtifactInfo]:
-        """Yield what matches all conditions, newest use first, without payloads.
-
-        Parameters
-        ----------
-        symbol : str, optional
-            Case-sensitive glob over name expressions and lowered names, such as ``"saxpy*"``.
-        arch, kind : str, optional
-            Exactly these.
-        limit : int, optional
-            At most so many, ≥ 0.
-
-        Raises
-        ------
-        InvalidArch, UnknownPlugin, InvalidArgument
-            A condition is of no use.
-        StoreError
-            The file cannot be read.
-
-        Notes
-        -----
-        Cost: one indexed read for 200 results; no transaction is open between two pages.
-        """
-        from kernelstore.db import queries  # SQLAlchemy: 160 ms
-
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise InvalidArgument(f"limit is a whole number from 0 on, not {limit!r}")
-        if kind is not None:
-            plugins.load("kinds", kind)
-        self._flush_for_reading()
-        return queries.search(self._engine(), queries.matches(symbol, arch, kind), limit)
-
-    def find(self, prefix: str) -> Key:
-        """Return the one key whose hex form begins with `prefix`.
-
-        Raises
-        ------
-        InvalidArgument
-            `prefix` is not 1 to 64 hex digits, or several keys begin with it.
-        KeyNotFound
-            None does.
-
-        Notes
-        -----
-        Cost: one indexed read.
-        """
-        from kernelstore.db import queries  # SQLAlchemy: 160 ms
-
-        digits = prefix.lower() if isinstance(prefix, str) else ""
-        if re.fullmatch(r"[0-9a-f]{1,64}", digits) is None:
-            raise InvalidArgument(f"{prefix!r} begins no key; a key is 64 hex digits")
-        keys = queries.with_prefix(self._engine(), digits, 2)
-        if not keys:
-            raise KeyNotFound(f"{self._path} has no artifact {digits}...", key=digits)
-        if len(keys) > 1:
-            raise InvalidArgument(f"several keys begin with {digits}: {keys[0]}, {keys[1]}, ...; give more digits")
-        return keys[0]
-
-    def info(self, key: Key | bytes | str) -> ArtifactInfo:
-        """Return what is known of one artifact, without its payload.
-
-        Raises
-        ------
-        KeyNotFound
-            There is none.
-
-        Notes
-        -----
-        Cost: one indexed read.
-        """
-        from kernelstore.db import queries  # SQLAlchemy: 160 ms
-
-        key = Key(key)
-        self._flush_for_reading()
-        for info in queries.search(self._engine(), [queries.has_key(key)], 1):
-            return info
-        raise KeyNotFound(f"{self._path} has no artifact {key}", key=key)
-
-    def program(self, key: Key | bytes | str) -> Program | None:
-        """Return the stored program with that key, with its source, or ``None``.
-
-        Notes
-        -----
-        Cost: one indexed read.
-        """
-        return programs.with_key(self._pool, Key(key))
-
-    def find_program(self, program: Key | bytes | str) -> Key:
-        """Return the key of the one program that is meant: by its name, its key, or the key of one of its artifacts.
-
-        Parameters
-        ----------
-        program : Key, bytes or str
-            Of a key given as text the first digits will do.
-
-        Raises
-        ------
-        InvalidType, InvalidArgument
-            `program` is neither, or several are meant.
-        KeyNotFound
-            None is.
-        StoreError
-            The file cannot be read.
-
-        Notes
-        -----
-        Cost: one or two indexed reads.
-        """
-        return programs.find(self._pool, program)
-
-    def compare(self, first: Key | bytes | str, second: Key | bytes | str) -> tuple[Difference, ...]:
-        """Tell in which parts two artifacts, or two programs, differ: what `first` has and `second` has not.
-
-        Parameters
-        ----------
-        first, second : Key, bytes or str
-            Keys of artifacts or of programs.
-
-        Raises
-        ------
-        InvalidType, InvalidArgument
-            One is no key.
-        KeyNotFound
-            One is not there.
-        StoreError
-            The file cannot be read.
-
-        Notes
-        -----
-        Cost: two indexed reads for each.
-        """
-        return programs.compare(self._pool, Key(first), Key(second))
-
-    def best_for(
-        self,
-        program: Key | bytes | str,
-        compute_capability: tuple[int, int],
-        driver_version: int | None = None,
-    ) -> ArtifactInfo | None:
-        """Return the stored artifact of a program that would serve a device, or ``None``. Needs no GPU.
-
-        Parameters
-        ----------
-        program : Key, bytes or str
-            Key of the program, or its name: then the newest program of that name.
-        compute_capability : tuple[int, int]
-            The device's, such as ``(9, 0)``.
-        driver_version : int, optional
-            Such as 13000. ``None`` leaves the driver out of the choice.
-
-        Raises
-        ------
-        InvalidType, InvalidArgument
-            A parameter is of no use.
-        StoreError
-            The file cannot be read.
-
-        Notes
-        -----
-        Cost: two or three indexed reads, no transaction; no use is counted. Cubins that a driver made of PTX are not
-        considered, as they serve that driver alone.
-        """
-        _check_device(compute_capability, driver_version)
-        return programs.best_for(self._pool, program, compute_capability, driver_version)
-
-    def sql(
-        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = (), *, timeout_s: float = 10.0
-    ) -> SqlResult:
-        """Run one statement that reads, over the tables of ``docs/schema.md``.
-
-        Parameters
-        ----------
-        statement : str
-            One SELECT.
-        parameters : sequence or mapping
-            For its placeholders.
-        timeout_s : float
-            After so long it is interrupted, > 0.
-
-        Raises
-        ------
-        SqlError
-            The statement is wrong, would write, is more than one, or took too long.
-        StoreError
-            The file cannot be read.
-
-        Notes
-        -----
-        Cost: the statement's own, on a connection that cannot write.
-        """
-        from kernelstore.db import adhoc
-
-        if not isinstance(statement, str):
-            raise InvalidType(f"a statement is text, not {type(statement).__name__}")
-        if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-            raise InvalidArgument(f"timeout_s is a number of seconds above 0, not {timeout_s!r}")
-        self._flush_for_reading()
-        return adhoc.run(self._path, statement, parameters, timeout_s)
-
-    def stats(self) -> StoreStats:
-        """Return the store's figures; those of this process that wait to be written are included.
-
-        Notes
-        -----
-        Cost: a scan of the artifacts' index and a few small reads.
-        """
-        from kernelstore.db import stats  # SQLAlchemy: 160 ms
-
-        return stats.collect(self._engine(), self._path, self._tally.counters())
-
     # -- what the compiler asks -----------------------------------------------------------------------------------
 
     def count(self, name: str, reason: str = "", value: int = 1) -> None:
@@ -574,20 +354,6 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self._path), self._codec.name, self._pool.timeout_s)
 
-    def _engine(self) -> sqlalchemy.Engine:
-        self._pool.check_open()
-        from kernelstore.db import queries  # SQLAlchemy: 160 ms
-
-        return queries.engine(self._path, self._pool.timeout_s)
-
-    def _flush_for_reading(self) -> None:
-        self._pool.check_open()
-        # So that people see this process's own hits. Where that cannot be written, they see the file as it is.
-        try:
-            self.flush()
-        except StoreError as error:
-            _logger.debug("uses not written before a search: %s", error)
-
     def _drop_damaged(self, key: Key, artifact_id: int, checksum: bytes, error: PayloadCorrupt) -> None:
         self._tally.count("corrupt", error.reason)
         _logger.warning("dropped a damaged row: %s; it will be compiled again", error)
@@ -614,35 +380,6 @@ def _finish(pool: Pool, lock: SharedLock) -> None:
 def _fits(path: str, row: HeaderRow) -> bool:
     # Some file systems number above SQLite's integers; a name of other bytes than UTF-8 is no TEXT.
     return path.isprintable() and all(-(2**63) <= number < 2**63 for number in row[:5])
-
-
-def _checked_path(path: str | os.PathLike[str] | None) -> Path:
-    given = settings.default_path() if path is None else path
-    if not isinstance(given, (str, os.PathLike)):
-        raise InvalidType(f"a path is text or a path object, not {given!r:.200}")
-    text = os.fspath(given)
-    if not isinstance(text, str):
-        raise InvalidType(f"a path is text, not {text!r:.200}")
-    if not text or "\0" in text:
-        raise InvalidArgument(f"{text!r:.200} is no path of a store; leave it out for the default store")
-    try:
-        os.fsencode(text)
-        resolved = Path(text).expanduser().resolve()
-    except (OSError, RuntimeError, UnicodeError) as error:
-        # A loop of links, a user that is not known, a lone surrogate.
-        raise InvalidArgument(f"{text!r:.200} is no path of a store: {error}") from error
-    # os.path answers False where pathlib raises: whether the file can be reached shows when it is opened.
-    if os.path.isdir(resolved):
-        raise InvalidArgument(f"{resolved} is a directory; give a file in it, such as {resolved / 'cache.db'}")
-    return resolved
-
-
-def _check_device(compute_capability: object, driver_version: object) -> None:
-    is_pair = isinstance(compute_capability, tuple) and len(compute_capability) == 2
-    if not is_pair or not all(type(part) is int and part >= 0 for part in compute_capability):  # type: ignore[attr-defined]
-        raise InvalidArgument(f"a compute capability is a pair such as (9, 0), not {compute_capability!r:.100}")
-    if driver_version is not None and (type(driver_version) is not int or driver_version <= 0):
-        raise InvalidArgument(f"a driver version is a number such as 13000, not {driver_version!r:.100}")
 
 
 def _reopen(path: str, codec: str, lock_timeout_s: float) -> Store:

@@ -196,7 +196,7 @@ def test_the_readme_lists_the_public_names_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", ["Store", "Compiler", "Linker", "Module", "Kernel"])
 def test_the_readme_lists_the_methods_of_a_public_name_and_no_other(name: str) -> None:
-    present = {attribute for attribute in vars(getattr(kernelstore, name)) if not attribute.startswith("_")}
+    present = {attribute for attribute in dir(getattr(kernelstore, name)) if not attribute.startswith("_")}
     listed = next(code(row[1]) for row in NAMES if code(row[0]) == [name])
 
     assert set(listed) - set(kernelstore.__all__) == present - NOT_PUBLIC
