@@ -206,7 +206,10 @@ class Compiler:
         if store is not None and _logger.isEnabledFor(logging.DEBUG):
             self._log_miss(store, request, toolchain)
         artifacts = self._compile(request, toolchain)
-        if store is not None:
+        request.uncacheable = request.uncacheable or toolchain.uncacheable(request)
+        if store is not None and request.uncacheable is not None:
+            self._warn_uncacheable(store, request)
+        elif store is not None:
             if not request.unchanged():
                 # NVRTC may have read another text than the key tells.
                 store.count("not_stored", "header changed")

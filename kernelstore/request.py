@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelstore import headers as header_scan
+from kernelstore import headers as user_headers
 from kernelstore.arch import Arch
 from kernelstore.artifact import Program
 from kernelstore.cuda import toolkit
@@ -18,6 +18,7 @@ from kernelstore.errors import InvalidArch, InvalidArgument, InvalidType
 from kernelstore.header_memo import Memo, Trace
 from kernelstore.key import Key, key_of
 from kernelstore.options import Options, checked_text
+from kernelstore.scans import Scan
 
 __all__ = ["Request", "checked_dirs", "checked_headers", "checked_names", "target"]
 
@@ -41,6 +42,7 @@ class Request:
     memo: Memo | None = dataclasses.field(default=None, repr=False, compare=False)
     toolkit_dirs: tuple[str, ...] = ()
     external: tuple[str, ...] = ()
+    macros: tuple[str, ...] = ()
     shows_paths: bool = False
     uncacheable: str | None = None
     trace: Trace = dataclasses.field(init=False, repr=False, compare=False)
@@ -51,6 +53,7 @@ class Request:
         user_dirs = [path for path in self.include_dirs if path not in self.toolkit_dirs]
         scan = self._scan()
         self.external = scan.external
+        self.macros = scan.macros if scan.external else ()
         side_effect = self.options.side_effect and f"option with side effects: {self.options.side_effect}"
         self.uncacheable = (
             side_effect
@@ -97,9 +100,9 @@ class Request:
             ]
         )
 
-    def _scan(self) -> header_scan.Scan:
+    def _scan(self) -> Scan:
         command = self.options.command
-        return header_scan.scan(
+        return user_headers.scan(
             self.source,
             name=self.name,
             headers=self.headers,
@@ -113,7 +116,7 @@ class Request:
             memo=self.memo,
         )
 
-    def _program(self, scan: header_scan.Scan, paths: bytes) -> Program:
+    def _program(self, scan: Scan, paths: bytes) -> Program:
         # `-dlto` says the kind, which has a part of its own.
         options = tuple(option for option in self.options.command if option != "--dlink-time-opt")
         headers = sorted(self.headers.items())
