@@ -38,7 +38,7 @@ _MARGIN_NS = 2 * 10**9
 _MAX_BYTES = 32 * 2**20
 
 # Raise it whenever `directives` reads a text differently: rows of other releases are then no use.
-_FORM = "2"
+_FORM = "3"
 
 # About 100 MB; a process that compiles that much starts anew.
 _MAX_KEPT = 50_000
@@ -55,6 +55,14 @@ class Memo(Protocol):
 
     def remember_headers(self, rows: Mapping[str, HeaderRow]) -> None:
         """Keep rows, at some time."""
+        ...
+
+    def recall_scan(self, asked: bytes) -> str | None:
+        """Return what was kept of a scan; may raise `StoreError`."""
+        ...
+
+    def remember_scan(self, asked: bytes, text: str) -> None:
+        """Keep it, at some time."""
         ...
 
 

@@ -7,12 +7,15 @@ proven makes the program uncacheable, with a reason. ``docs/headers.md`` has the
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernelstore.directives import Directive, Directives, code_of
+from kernelstore import scans
+from kernelstore.directives import Directive, Directives
 from kernelstore.header_memo import (
     HeaderFile,
     Memo,
@@ -23,45 +26,18 @@ from kernelstore.header_memo import (
     read_headers,
     signature_of,
 )
+from kernelstore.scans import Scan
 
-__all__ = ["Scan", "scan"]
+__all__ = ["scan"]
 
 # More than any program has; a bound for what generated includes could do to a scan.
 _MAX_FILES = 20_000
 
-_DEFINE = r"^[ \t\v\f\r]*(?:\#|%:)[ \t\v\f\r]*define[ \t\v\f\r]+{}\b([^\n]*)"
-_LITERAL = re.compile(r'[ \t]*(?:<([^<>"\s]+)>|"([^"\\\n]+)")[ \t\r]*')
+# What a macro of `#include NAME(x)` may be called with and stand for: no operators, no white space.
+_CALL = re.compile(r"(\w+)\s*(?:\(([\w./+, -]*)\))?", re.ASCII)
+_NAMED = re.compile(r'(\([\w\s,]*\))?(?:<([^<>"\s#]+)>|"([^"\\]+)")', re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PLACE = re.compile(r"@\w+")
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What a program's text can read.
-
-    Parameters
-    ----------
-    external : tuple of str
-        Sorted spellings that a toolkit has to provide.
-    uncacheable : str or None
-        Why the compile cannot be keyed: a reason to count, and after a colon the place.
-    shows_paths : bool
-        Whether ``__FILE__`` puts file names into the output.
-    files : bytes
-        What the user headers are for the key: for each its content's digest, and what each of its includes found.
-        No path is in it.
-    digests : dict of str to str
-        Spellings of user headers to the first 16 hex digits of their SHA-256, for people.
-    trace : Trace
-        What was looked at.
-    """
-
-    external: tuple[str, ...]
-    uncacheable: str | None
-    shows_paths: bool
-    files: bytes = b""
-    digests: Mapping[str, str] = field(default_factory=dict)
-    trace: Trace = field(default_factory=lambda: Trace({}, settled=True))
 
 
 def scan(
@@ -101,32 +77,56 @@ def scan(
 
     Notes
     -----
-    Cost: one stat for each header and for each place searched before it; one read for each header whose stamp the
-    memo does not know.
+    Cost: one stat for each header and for each place searched before it; where no earlier scan is known, also the
+    resolution of each include, and one read for each header whose stamp the memo does not know.
     """
-    search = _Search(headers, include_dirs, frozenset(toolkit_dirs), source_include, memo)
+    toolkits = frozenset(toolkit_dirs)
+    roots = _roots(source, name, headers, pre_includes, defines, name_expressions)
+    asked = _asked(roots, headers, include_dirs, toolkits, source_include, old_standard)
+    found = scans.recall(asked, memo)
+    if found is None:
+        found = _Search(headers, include_dirs, toolkits, source_include, memo).scan(roots, old_standard)
+        scans.remember(asked, found, memo)
+    return found
+
+
+def _roots(
+    source: str,
+    name: str,
+    headers: Mapping[str, str],
+    pre_includes: Iterable[str],
+    defines: Iterable[str],
+    name_expressions: Iterable[str],
+) -> list[_Node]:
     given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines) + "\n".join(name_expressions)
     texts = [
         (source, os.path.dirname(name)),
         *((text, os.path.dirname(path)) for path, text in sorted(headers.items())),
+        (given, ""),
     ]
-    roots = [_Node("", base, Directives.read(text)) for text, base in [*texts, (given, "")]]
+    roots = [_Node("", base, Directives.read(text)) for text, base in texts]
     pre = tuple(Directive(spelling, quoted=True) for spelling in pre_includes)
-    roots.append(_Node("", "", Directives(pre, None, False, False), beside=True))
-    nodes = search.run(roots)
-    if search.uncacheable is None and any(entry.computed for node in nodes for entry in node.read.includes):
-        nodes = _Computed(search, roots, [text for text, _ in texts] + [given]).run(nodes)
-    reasons = [search.uncacheable, *(node.uncacheable(old_standard) for node in nodes)]
-    if any(node.read.pastes for node in nodes) and any(node.read.has_piece for node in nodes):
-        reasons.append("token pasting")
-    return Scan(
-        external=tuple(sorted(search.external)),
-        uncacheable=next((reason for reason in reasons if reason), None),
-        shows_paths=any(node.read.shows_paths for node in nodes),
-        files=search.files(nodes),
-        digests=search.digests(nodes),
-        trace=search.trace(),
-    )
+    return [*roots, _Node("", "", Directives(pre), beside=True)]
+
+
+def _asked(
+    roots: Sequence[_Node],
+    headers: Iterable[str],
+    include_dirs: Sequence[str],
+    toolkit_dirs: frozenset[str],
+    source_include: bool,
+    old_standard: bool,
+) -> bytes:
+    """Return a digest of all that decides which files are looked for; the texts are in it by their includes alone."""
+    parts = [
+        os.getcwd(),  # noqa: PTH109 - relative paths start there
+        sorted(headers),
+        include_dirs,
+        sorted(toolkit_dirs),
+        [source_include, old_standard],
+        [[node.base, node.beside, node.read.to_json()] for node in roots],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode(), usedforsecurity=False).digest()
 
 
 @dataclass(slots=True)
@@ -167,21 +167,52 @@ class _Search:
         self.toolkit_dirs = toolkit_dirs
         self.source_include = source_include
         self.memo = memo
-        self.external: set[str] = set()
         self.uncacheable: str | None = None
-        self.computed: dict[str, list[Directive]] = {}
-        self.nodes: list[_Node] = []
-        self.numbers: dict[str, int] = {}
+        # What each macro of a computed include can stand for; a run with others finds other files.
+        self.computed: Mapping[str, Sequence[Directive]] = {}
         self.settled = True
         self.stamps: dict[str, Signature | None] = {}
         self._directories: dict[tuple[int, int], str] = {}
         self._bases: dict[str, str] = {}
+        self._start([])
+
+    def _start(self, roots: list[_Node]) -> None:
+        self.nodes = list(roots)
+        self.numbers: dict[str, int] = {}
+        self.external: set[str] = set()
         self._outcomes: dict[tuple[str | None, Directive], str] = {}
         self._waiting: dict[str, str] = {}
 
+    def scan(self, roots: list[_Node], old_standard: bool) -> Scan:
+        """Find all that the roots can read."""
+        nodes = self.run(roots)
+        macros: set[str] = set()
+        while self.uncacheable is None and any(entry.computed for node in nodes for entry in node.read.includes):
+            computed = _Computed(nodes)
+            if computed.unknown is not None:
+                self.uncacheable = f"computed include: {computed.unknown}"
+            elif computed.targets == self.computed:
+                macros = computed.macros
+                break
+            else:
+                self.computed = computed.targets
+                nodes = self.run(roots)
+        reasons = [self.uncacheable, *(node.uncacheable(old_standard) for node in nodes)]
+        if any(node.read.pastes for node in nodes) and any(node.read.has_piece for node in nodes):
+            reasons.append("token pasting")
+        return Scan(
+            external=tuple(sorted(self.external)),
+            uncacheable=next((reason for reason in reasons if reason), None),
+            shows_paths=any(node.read.shows_paths for node in nodes),
+            macros=tuple(sorted(macros)),
+            files=self.files(nodes),
+            digests=self.digests(nodes),
+            trace=self.trace(),
+        )
+
     def run(self, roots: list[_Node]) -> list[_Node]:
         """Return the roots and every file that can be read, in the order in which they were found."""
-        self.nodes = list(roots)
+        self._start(roots)
         level = roots
         while level and self.uncacheable is None:
             for node in level:
@@ -191,7 +222,7 @@ class _Search:
         return self.nodes
 
     def files(self, nodes: list[_Node]) -> bytes:
-        """Return the graph of the user headers: contents, which of them are one file, and what each include found."""
+        """Digest the graph of the user headers: contents, which of them are one file, and what each include found."""
         if not self.numbers:
             return b""
         files: dict[tuple[int, int], int] = {}
@@ -203,7 +234,7 @@ class _Search:
         # Where a file was found decides only from where `#include_next` goes on.
         if not any(entry.next for node in nodes for entry in node.read.includes):
             text = _PLACE.sub("", text)
-        return text.encode()
+        return hashlib.sha256(text.encode(), usedforsecurity=False).digest()
 
     def digests(self, nodes: list[_Node]) -> dict[str, str]:
         digests: dict[str, str] = {}
@@ -314,64 +345,61 @@ class _Search:
 
 
 class _Computed:
-    """Includes of macros, where every definition that the program can see is a file's name."""
+    """What the macros of computed includes can stand for, if every definition in the texts is a header's name.
 
-    def __init__(self, search: _Search, roots: list[_Node], texts: list[str]) -> None:
-        self._search = search
-        self._roots = roots
-        self._texts = texts
+    Parameters
+    ----------
+    nodes : list of _Node
+        All texts.
+    """
 
-    def run(self, nodes: list[_Node]) -> list[_Node]:
-        search = self._search
-        while search.uncacheable is None:
-            names = {entry.spelling for node in nodes for entry in node.read.includes if entry.computed}
-            texts = [code_of(text) for text in (*self._texts, *(_text_of(node.path) for node in nodes if node.path))]
-            computed = {name: self._targets(name, texts) for name in sorted(names)}
-            unknown = next((name for name, targets in computed.items() if not targets), None)
-            # A toolkit's header could define the name once more.
-            if unknown is not None or search.external:
-                search.uncacheable = f"computed include: {unknown or ', '.join(computed)}"
-            elif computed == search.computed:
-                return nodes
-            else:
-                nodes = self._again(computed)
-        return nodes
+    def __init__(self, nodes: list[_Node]) -> None:
+        self.targets: dict[str, list[Directive]] = {}
+        self.macros: set[str] = set()
+        self.unknown: str | None = None
+        self._defined = {name for node in nodes for name in node.read.defined}
+        self._named: dict[str, dict[str, None]] = {}
+        for node in nodes:
+            for name, values in node.read.header_macros.items():
+                self._named.setdefault(name, {}).update(dict.fromkeys(values))
+        for call in dict.fromkeys(entry.spelling for node in nodes for entry in node.read.includes if entry.computed):
+            targets = self._targets(call)
+            if not targets:
+                self.unknown = self.unknown or call
+            self.targets[call] = targets
 
-    def _again(self, computed: dict[str, list[Directive]]) -> list[_Node]:
-        old = self._search
-        search = _Search(old.headers, old.include_dirs, old.toolkit_dirs, old.source_include, old.memo)
-        search.computed = computed
-        nodes = search.run(self._roots)
-        for name in ("external", "uncacheable", "computed", "nodes", "numbers", "settled", "stamps"):
-            setattr(old, name, getattr(search, name))
-        return nodes
-
-    def _targets(self, name: str, texts: list[str]) -> list[Directive]:
-        """Return what the name can stand for; nothing where that is not known."""
-        if name.startswith("__"):
+    def _targets(self, call: str) -> list[Directive]:
+        """Return the headers that the macro can stand for; nothing where that is not known."""
+        called = _CALL.fullmatch(call)
+        if called is None or called[1].startswith("__") or called[1] in self._defined:
             return []
+        arguments = None if called[2] is None else [text.strip() for text in called[2].split(",")]
         targets: dict[Directive, None] = {}
-        for text in texts:
-            for value in re.findall(_DEFINE.format(name), text, re.MULTILINE | re.ASCII):
-                literal = _LITERAL.fullmatch(value)
-                if literal is None or (literal[1] and _has_macro(literal[1], texts)):
-                    return []
-                targets[Directive(literal[1] or literal[2], quoted=literal[1] is None)] = None
+        for value in self._named.get(called[1], ()):
+            spelling, quoted = self._expanded(value, arguments)
+            if spelling is None:
+                return []
+            targets[Directive(spelling, quoted)] = None
+        self.macros.add(called[1])
         return list(targets)
 
+    def _expanded(self, value: str, arguments: list[str] | None) -> tuple[str | None, bool]:
+        named = _NAMED.fullmatch(value)
+        if named is None:
+            return None, False
+        parameters = None if named[1] is None else [text.strip() for text in named[1][1:-1].split(",")]
+        if (parameters is None) != (arguments is None) or len(parameters or ()) != len(arguments or ()):
+            return None, False
+        if named[3] is not None:
+            return named[3], True
+        given = dict(zip(parameters or (), arguments or (), strict=True))
+        spelling = _WORD.sub(lambda word: given.get(word[0], word[0]), named[2])
+        # NVRTC expands each word once more, and between those that stand apart it keeps the blank.
+        words = set(_WORD.findall(spelling))
+        if " " in spelling or any(self._is_macro(word) for word in words):
+            return None, False
+        self.macros |= words
+        return spelling, False
 
-def _has_macro(spelling: str, texts: list[str]) -> bool:
-    # `#include NAME` expands the words between `<` and `>` once more; those that no text defines stay.
-    return any(
-        word.startswith("_") or word in {"linux", "unix"} or re.search(_DEFINE.format(word), text, re.MULTILINE)
-        for word in _WORD.findall(spelling)
-        for text in texts
-    )
-
-
-def _text_of(path: str) -> str:
-    try:
-        with open(path, "rb") as stream:  # noqa: PTH123
-            return stream.read().decode("utf-8", "surrogateescape")
-    except OSError:
-        return ""
+    def _is_macro(self, word: str) -> bool:
+        return word.startswith("_") or word in {"linux", "unix"} or word in self._defined or word in self._named

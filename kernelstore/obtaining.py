@@ -45,6 +45,7 @@ def obtain(request: Request, keeping: Keeping, *, cache: bool = True, codec: str
     if _logger.isEnabledFor(logging.DEBUG):
         _log_miss(request, toolchain, kept.store)
     artifacts = _compile(request, toolchain, keeping)
+    request.uncacheable = request.uncacheable or toolchain.uncacheable(request)
     _keep(request, artifacts, kept, codec)
     return artifacts[0]
 
@@ -96,7 +97,7 @@ def _compile(request: Request, toolchain: Toolchain, keeping: Keeping) -> list[A
 
 
 def _keep(request: Request, artifacts: list[Artifact], kept: Keeping, codec: str | None) -> None:
-    if kept.store is None:
+    if kept.store is None or not _is_keyed(request, kept):
         return
     reason = _doubt(request)
     if reason is None:

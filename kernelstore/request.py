@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelstore import headers as header_scan
+from kernelstore import headers as user_headers
 from kernelstore import plugins
 from kernelstore.arch import Arch
 from kernelstore.artifact import Program
@@ -19,6 +19,7 @@ from kernelstore.errors import ArchRequired, InvalidArch, InvalidArgument, Inval
 from kernelstore.header_memo import Memo, Trace
 from kernelstore.key import Key, key_of
 from kernelstore.options import Options, checked_text
+from kernelstore.scans import Scan
 
 __all__ = ["Request", "arch_of", "check_kind", "checked_dirs", "checked_headers", "checked_names", "target"]
 
@@ -45,6 +46,7 @@ class Request:
     memo: Memo | None = dataclasses.field(default=None, repr=False, compare=False)
     toolkit_dirs: tuple[str, ...] = ()
     external: tuple[str, ...] = ()
+    macros: tuple[str, ...] = ()
     shows_paths: bool = False
     uncacheable: str | None = None
     trace: Trace = dataclasses.field(init=False, repr=False, compare=False)
@@ -55,6 +57,7 @@ class Request:
         user_dirs = [path for path in self.include_dirs if path not in self.toolkit_dirs]
         scan = self._scan()
         self.external = scan.external
+        self.macros = scan.macros if scan.external else ()
         side_effect = self.options.side_effect and f"option with side effects: {self.options.side_effect}"
         self.uncacheable = (
             side_effect
@@ -101,9 +104,9 @@ class Request:
             ]
         )
 
-    def _scan(self) -> header_scan.Scan:
+    def _scan(self) -> Scan:
         command = self.options.command
-        return header_scan.scan(
+        return user_headers.scan(
             self.source,
             name=self.name,
             headers=self.headers,
@@ -117,7 +120,7 @@ class Request:
             memo=self.memo,
         )
 
-    def _program(self, scan: header_scan.Scan, paths: bytes) -> Program:
+    def _program(self, scan: Scan, paths: bytes) -> Program:
         # `-dlto` says the kind, which has a part of its own.
         options = tuple(option for option in self.options.command if option != "--dlink-time-opt")
         headers = sorted(self.headers.items())

@@ -317,6 +317,28 @@ class Store(Questions):
         """Keep what was read in header files; written with the next write. What SQLite cannot hold is left out."""
         self._tally.remember_headers({path: row for path, row in rows.items() if _fits(path, row)})
 
+    def recall_scan(self, asked: bytes) -> str | None:
+        """Return what was kept of an earlier scan for headers, or ``None``; it tells itself whether it still holds.
+
+        Notes
+        -----
+        Cost: one indexed read, no transaction.
+        """
+        waiting = self._tally.scan(asked)
+        if waiting is None:
+            found = self._pool.read(statements.SCAN_WITH_KEY, {"key": asked})
+            if not found:
+                return None
+            *row, last_access_ns = found[0]
+            waiting = tuple(row)
+            if last_access_ns < time.time_ns() - _HEADER_TOUCH_NS:
+                self._tally.remember_scan(asked, waiting)
+        return rows.text_of_scan(waiting)
+
+    def remember_scan(self, asked: bytes, text: str) -> None:
+        """Keep what a scan for headers found; written with the next write."""
+        self._tally.remember_scan(asked, rows.scan_row(text))
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:

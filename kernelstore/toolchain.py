@@ -56,6 +56,21 @@ class Toolchain:
             return expected
         return cls._of(request, nvrtc.build())
 
+    def uncacheable(self, request: Request) -> str | None:
+        """Return why the toolkit's own headers make the request one that cannot be keyed; ``None`` where they do not.
+
+        Its computed includes were resolved as if no toolkit header defined their macros.
+
+        Notes
+        -----
+        Cost: for a program with computed includes, a reading of the toolkit's headers, once per process (0.1 s).
+        """
+        if not request.macros:
+            return None
+        directories = (*request.toolkit_dirs, *(() if self.headers is None else self.headers.include_dirs))
+        defined = toolkit.defined_macros(directories, request.macros)
+        return f"computed include: a toolkit header defines {', '.join(defined)}" if defined else None
+
     @classmethod
     def _of(cls, request: Request, build: str) -> Toolchain:
         text = f"nvrtc {build}"

@@ -400,7 +400,7 @@ def test_a_program_with_a_user_header_is_stored(compiler: Compiler, tmp_path: Pa
 UNCACHEABLE = {
     "__TIME__ (C11)": ('extern "C" __global__ void k(const char** a) { a[0] = __TIME__; }', ()),
     "__DATE__ (C11)": ('extern "C" __global__ void k(const char** a) { a[0] = __DATE__; }', ()),
-    "computed include": ("#define H <stddef.h>\n#if 0\n#include H\n#endif\n" + K, ()),
+    "computed include": ("#if 0\n#include H\n#endif\n" + K, ()),
     "side-effect option": (K, ("--time=-",)),
 }
 
@@ -514,6 +514,23 @@ def test_a_warning_points_at_the_caller(compiler: Compiler) -> None:
         compiler.compile("// x\n" + K, arch="sm_90", options=("-DSTAMP=__TIME__",))
 
     assert seen[0].filename == __file__
+
+
+def test_a_computed_include_whose_macro_a_toolkit_defines_too_is_not_stored(compiler: Compiler, tmp_path: Path) -> None:
+    """Toolkit headers are not scanned, so that such a definition would be missed."""
+    include = tmp_path / "include"
+    include.mkdir()
+    (include / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 13050\n#undef STD\n# define  STD(x) <x.h>\n")
+    (tmp_path / "q.h").write_text("")
+    source = "#define STD(x) <no/x.h>\n#include <cuda_runtime_api.h>\n#include STD(q)\n" + K
+
+    with pytest.warns(UncacheableWarning, match="a toolkit header defines STD"):
+        compiler.compile(source, arch="sm_90", include_dirs=[tmp_path, include])
+    (include / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 13050\n#define STDIO <q.h>\n")
+    toolkit.defined_macros.cache_clear()
+    compiler.compile(source.replace("no/", ""), arch="sm_90", include_dirs=[tmp_path, include])
+
+    assert compiler.compile(source.replace("no/", ""), arch="sm_90", include_dirs=[tmp_path, include]).from_cache
 
 
 def test_a_user_directory_that_shadows_toolkit_headers_is_not_trusted(
@@ -680,7 +697,7 @@ def test_a_module_that_cannot_be_keyed_is_never_an_old_one(
     compiler: Compiler, loads: list[Artifact], tmp_path: Path
 ) -> None:
     header = tmp_path / "q.h"
-    source = '#define H() <q.h>\n#include H()\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
+    source = '#define H(x) #x\n#include H(q.h)\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
     modules = []
     for value in ("1", "2"):
         header.write_text(f"#define Q {value}")

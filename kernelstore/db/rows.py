@@ -16,10 +16,22 @@ from kernelstore.arch import Arch
 from kernelstore.artifact import Artifact, ArtifactInfo, Program, Symbol
 from kernelstore.codecs import Codec
 from kernelstore.db import blob, statements
-from kernelstore.errors import InvalidArgument, InvalidType
+from kernelstore.db.tally import ScanRow
+from kernelstore.errors import InvalidArgument, InvalidType, PayloadCorrupt, UnknownPlugin
 from kernelstore.key import Key
 
-__all__ = ["MAX_PAYLOAD_BYTES", "Row", "delete", "info_of", "insert", "program_of", "program_row", "symbol_of"]
+__all__ = [
+    "MAX_PAYLOAD_BYTES",
+    "Row",
+    "delete",
+    "info_of",
+    "insert",
+    "program_of",
+    "program_row",
+    "scan_row",
+    "symbol_of",
+    "text_of_scan",
+]
 
 # SQLite holds no blob above 1 GB (SQLITE_MAX_LENGTH); the rest is room for the row.
 MAX_PAYLOAD_BYTES = 2**30 - 2**20
@@ -284,3 +296,20 @@ def symbol_of(row: tuple[Any, ...]) -> Symbol:
     lowered_name, name_expression, what, parameters, *usage = row
     declared = None if parameters is None else tuple(json.loads(parameters))
     return Symbol(lowered_name, name_expression, what, declared, *usage)
+
+
+def scan_row(text: str) -> ScanRow:
+    """Return the columns of a scan behind its key."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    codec: Codec = plugins.load("codecs", _SOURCE_CODEC)
+    return codec.encode(encoded), codec.name, len(encoded)
+
+
+def text_of_scan(row: ScanRow) -> str | None:
+    """Return the text of a scan; ``None`` where the row is damaged."""
+    found, codec, size_bytes = row
+    try:
+        decoded: bytes = plugins.load("codecs", codec).decode(found, size_bytes)
+        return decoded.decode("utf-8", "surrogateescape")
+    except (PayloadCorrupt, UnknownPlugin, UnicodeDecodeError):
+        return None

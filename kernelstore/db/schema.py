@@ -17,7 +17,19 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.types import BigInteger, Double, TypeEngine
 
-__all__ = ["METADATA", "artifact", "blob", "claim", "counter", "header", "meta", "program", "symbol", "toolchain_memo"]
+__all__ = [
+    "METADATA",
+    "artifact",
+    "blob",
+    "claim",
+    "counter",
+    "header",
+    "meta",
+    "program",
+    "scan",
+    "symbol",
+    "toolchain_memo",
+]
 
 METADATA = MetaData(
     naming_convention={
@@ -179,6 +191,19 @@ header = Table(
     Column("includes", Text, nullable=False),
     Column("last_access_ns", _Integer64, nullable=False),
     Index("ix_header_last_access_ns", "last_access_ns"),
+    sqlite_strict=True,
+)
+
+scan = Table(
+    "scan",
+    METADATA,
+    Column("key", LargeBinary, primary_key=True),
+    Column("found", LargeBinary, nullable=False),
+    Column("found_codec", Text, nullable=False),
+    Column("found_size_bytes", _Integer64, nullable=False),
+    Column("last_access_ns", _Integer64, nullable=False),
+    CheckConstraint("length(key) = 32", name="key_length"),
+    Index("ix_scan_last_access_ns", "last_access_ns"),
     sqlite_strict=True,
 )
 

@@ -1,6 +1,6 @@
 """The literal SQL of the compiling and loading room.
 
-Revision-0001 columns only, so that older files serve as layers.
+What a hit reads are revision-0001 columns only, so that older files serve as layers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ __all__ = [
     "DELETE_PROGRAM_IF_UNUSED",
     "DELETE_WITHOUT_BLOB",
     "DROP_OLD_HEADERS",
+    "DROP_OLD_SCANS",
     "HEADERS_OF_PATHS",
     "INSERT_ARTIFACT",
     "INSERT_BLOB",
@@ -31,15 +32,17 @@ __all__ = [
     "PROGRAM_WITH_ID",
     "PROGRAM_WITH_KEY",
     "REMEMBER_HEADER",
+    "REMEMBER_SCAN",
     "REMEMBER_TOOLCHAIN",
     "REVISION",
+    "SCAN_WITH_KEY",
     "SYMBOLS_OF_ARTIFACT",
     "TOOLCHAIN_OF_LIBRARY",
     "TOUCH",
 ]
 
 # The schema revision this release reads and writes: `PRAGMA user_version`, and alembic's head as a number.
-REVISION = 1
+REVISION = 2
 
 MIN_WRITER = "SELECT value FROM meta WHERE key = 'min_writer'"
 
@@ -223,4 +226,18 @@ ON CONFLICT (path) DO UPDATE SET
 
 DROP_OLD_HEADERS = """
 DELETE FROM header WHERE path IN (SELECT path FROM header ORDER BY last_access_ns DESC LIMIT -1 OFFSET :limit)
+"""
+
+SCAN_WITH_KEY = "SELECT found, found_codec, found_size_bytes, last_access_ns FROM scan WHERE key = :key"
+
+REMEMBER_SCAN = """
+INSERT INTO scan (key, found, found_codec, found_size_bytes, last_access_ns)
+VALUES (:key, :found, :found_codec, :found_size_bytes, :last_access_ns)
+ON CONFLICT (key) DO UPDATE SET
+    found = excluded.found, found_codec = excluded.found_codec, found_size_bytes = excluded.found_size_bytes,
+    last_access_ns = excluded.last_access_ns
+"""
+
+DROP_OLD_SCANS = """
+DELETE FROM scan WHERE key IN (SELECT key FROM scan ORDER BY last_access_ns DESC LIMIT -1 OFFSET :limit)
 """

@@ -15,13 +15,19 @@ from dataclasses import dataclass
 from kernelstore.db import statements
 from kernelstore.key import Key
 
-__all__ = ["HeaderRow", "Taken", "Tally"]
+__all__ = ["HeaderRow", "ScanRow", "Taken", "Tally"]
 
 HeaderRow = tuple[int, int, int, int, int, bytes, str]
 """Columns of the table `header` behind its path, in their order, without the time of the last access."""
 
+ScanRow = tuple[bytes, str, int]
+"""Columns of the table `scan` behind its key, in their order, without the time of the last access."""
+
 # Some 600 bytes a row. One more program's headers take the place of those that were not asked for the longest.
 _MAX_HEADERS = 20_000
+
+# Some 20 KB a row for 400 headers.
+_MAX_SCANS = 1000
 
 _tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
 
@@ -44,9 +50,10 @@ class Tally:
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self._toolchains: dict[str, tuple[str, str]] = {}
         self._headers: dict[str, HeaderRow] = {}
+        self._scans: dict[bytes, ScanRow] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._uses or self._counters or self._toolchains or self._headers)
+        return bool(self._uses or self._counters or self._toolchains or self._headers or self._scans)
 
     def use(self, key: Key, saved_ms: float) -> None:
         """Count one hit served from the file."""
@@ -96,12 +103,26 @@ class Tally:
             for path in list(self._headers)[: max(0, len(self._headers) - _MAX_HEADERS)]:
                 del self._headers[path]
 
+    def scan(self, key: bytes) -> ScanRow | None:
+        """Return the row that waits for that key."""
+        with self._lock:
+            return self._scans.get(key)
+
+    def remember_scan(self, key: bytes, row: ScanRow) -> None:
+        """Keep a scan; of more than fit into the table, the newest."""
+        with self._lock:
+            self._scans[key] = row
+            if len(self._scans) > _MAX_SCANS:
+                del self._scans[next(iter(self._scans))]
+
     def take(self) -> Taken:
         """Take everything out, to be written or restored."""
         with self._lock:
-            taken = Taken(self._uses, self._last_access_ns, self._counters, self._toolchains, self._headers)
+            taken = Taken(
+                self._uses, self._last_access_ns, self._counters, self._toolchains, self._headers, self._scans
+            )
             self._uses, self._last_access_ns, self._counters = Counter(), {}, Counter()
-            self._toolchains, self._headers = {}, {}
+            self._toolchains, self._headers, self._scans = {}, {}, {}
             return taken
 
     def restore(self, taken: Taken) -> None:
@@ -111,6 +132,7 @@ class Tally:
             self._counters.update(taken.counters)
             self._toolchains = taken.toolchains | self._toolchains
             self._headers = taken.headers | self._headers
+            self._scans = taken.scans | self._scans
             for key, last_access_ns in taken.last_access_ns.items():
                 self._last_access_ns[key] = max(last_access_ns, self._last_access_ns.get(key, 0))
 
@@ -124,6 +146,7 @@ class Taken:
     counters: Counter[tuple[str, str, str]]
     toolchains: dict[str, tuple[str, str]]
     headers: dict[str, HeaderRow]
+    scans: dict[bytes, ScanRow]
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write everything within the transaction that is open on `connection`."""
@@ -147,6 +170,8 @@ class Taken:
         )
         if self.headers:
             self._write_headers(connection)
+        if self.scans:
+            self._write_scans(connection)
 
     def _write_headers(self, connection: sqlite3.Connection) -> None:
         now_ns = time.time_ns()
@@ -159,6 +184,18 @@ class Taken:
             ],
         )
         connection.execute(statements.DROP_OLD_HEADERS, {"limit": _MAX_HEADERS})
+
+    def _write_scans(self, connection: sqlite3.Connection) -> None:
+        now_ns = time.time_ns()
+        columns = ("found", "found_codec", "found_size_bytes")
+        connection.executemany(
+            statements.REMEMBER_SCAN,
+            [
+                {"key": key, "last_access_ns": now_ns, **dict(zip(columns, row, strict=True))}
+                for key, row in self.scans.items()
+            ],
+        )
+        connection.execute(statements.DROP_OLD_SCANS, {"limit": _MAX_SCANS})
 
 
 def _after_fork_in_child() -> None:

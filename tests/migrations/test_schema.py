@@ -19,7 +19,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from kernelstore import Store
+from kernelstore import Artifact, Store
 from kernelstore.db import file, migrate, statements
 from kernelstore.db.connection import connect
 from kernelstore.db.schema import METADATA
@@ -152,9 +152,9 @@ def test_a_process_killed_within_the_migration_leaves_nothing(tmp_path: Path, ru
         assert len(store) == 0
 
 
-def test_a_batch_migration_keeps_the_children(path: Path, store: Store, cubin: object) -> None:
+def test_a_batch_migration_keeps_the_children(path: Path, store: Store, cubin: Artifact) -> None:
     """C76: with foreign keys on, copying a parent table empties its children without an error."""
-    store.put(cubin)  # type: ignore[arg-type]
+    store.put(cubin)
     store.close()
     connection = connect(path)
     connection.execute("PRAGMA foreign_keys = OFF")
@@ -176,6 +176,23 @@ def test_a_batch_migration_keeps_the_children(path: Path, store: Store, cubin: o
     ]
     connection.close()
     assert counts == [1, 1, 1]
+
+
+def test_a_file_of_revision_0001_is_upgraded_in_place(path: Path, store: Store, cubin: Artifact) -> None:
+    """F45."""
+    store.put(cubin)
+    store.close()
+    with connect(path) as connection:
+        connection.execute("DROP TABLE scan")
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+    with Store(path) as upgraded:
+        found = upgraded.get(cubin.key)
+        assert found is not None
+        assert found.payload == cubin.payload
+        assert upgraded.recall_scan(bytes(32)) is None
 
 
 def test_up_and_down_agree(tmp_path: Path) -> None:

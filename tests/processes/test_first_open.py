@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernelstore import Store
+from kernelstore.db.statements import REVISION
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -40,7 +41,7 @@ def test_all_succeed_and_one_migrates(tmp_path: Path, processes: int, deep: bool
     assert found == ["ok 0"] * processes
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(f"{REVISION:04}",)]
         assert connection.execute("SELECT count(*) FROM meta WHERE key = 'store_uuid'").fetchone() == (1,)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
