@@ -21,8 +21,9 @@ _NOISE = re.compile(
     //[^\n]*
     | /\*.*?(?:\*/|\Z)
     | (?P<raw>(?<![0-9A-Za-z_$])(?:u8|[uUL])?R"(?P<delimiter>[^()\\\n"]{0,16})\(.*?(?:\)(?P=delimiter)"|\Z))
-    | (?P<angled>(?<![0-9A-Za-z_$])(?:include|include_next|__has_include(?:_next)?)
-        (?:[ \t\v\f\r(]|/\*.*?\*/)*<[^>\n]*>)
+    | (?P<angled>(?P<before>(?:(?:\#|%:)(?:[ \t\v\f\r]|/\*(?:[^*]|\*(?!/))*\*/)*include(?:_next)?
+            |(?<![0-9A-Za-z_$])__has_include(?:_next)?)
+        (?:[ \t\v\f\r(]|/\*(?:[^*]|\*(?!/))*\*/)*)<[^>\n]*>)
     | (?P<number>(?<![0-9A-Za-z_$])[0-9](?:[eEpP][+-]|[0-9A-Za-z_.])*(?:'[0-9A-Za-z_](?:[eEpP][+-]|[0-9A-Za-z_.])*)+)
     | (?P<string>"(?:\\[^\n]|[^"\\\n])*"?)
     | '(?:\\[^\n]|[^'\\\n])*'?
@@ -48,13 +49,20 @@ _NO_OPERAND = re.compile(
 )
 _STAND_IN = re.compile(rf"(?:\#|%:){_WS}*define{_WS}+$")
 _STAND_IN_VALUE = re.compile(rf"\({_WS}*\w+{_WS}*\){_WS}*[01]?{_WS}*(?:\n|\Z)", re.ASCII)
+# Within a macro, or within what is given to one, the words between < and > are expanded.
+_IF = re.compile(rf"{_WS}*(?:\#|%:){_WS}*(?:el)?if\b", re.ASCII)
+_CALL = re.compile(rf"\b(?!(?:defined|__has_include(?:_next)?|__has_cpp_attribute)\b)[A-Za-z_]\w*{_WS}*\(", re.ASCII)
+_CLOSED = re.compile(r"\([^()]*\)")
 _TIME = re.compile(r"\b__(?:TIME|DATE|TIMESTAMP)__\b", re.ASCII)
 _FILE = re.compile(r"\b(?:__FILE__|__BASE_FILE__|__builtin_FILE|source_location)\b|\bassert[ \t]*\(", re.ASCII)
-# What `##` could make one of these names of: a beginning of it, or all but its underscores.
+# What `##` could make one of these names of: a beginning of it, all but its underscores, or the end of one.
 _PASTED = ("__TIME__", "__DATE__", "__TIMESTAMP__", "__has_include", "__has_include_next")
-_PIECES = {name[:at] for name in _PASTED for at in range(3, len(name))} | {
-    name[at:] for name in _PASTED for at in (1, 2)
-}
+_PIECES = (
+    {name[:at] for name in _PASTED for at in range(3, len(name))}
+    | {name[at:] for name in _PASTED for at in (1, 2)}
+    | {name[at:end] for name in _PASTED[:3] for at in range(3) for end in (-2, -1)}
+    | {name[at:] for name in _PASTED[:3] for at in range(3, len(name) - 2)}
+)
 _PIECE = re.compile(rf"\b(?:{'|'.join(sorted(_PIECES.difference(_PASTED)))})\b", re.ASCII)
 _TRIGRAPH = re.compile(r"\?\?[=/]")
 
@@ -168,7 +176,8 @@ class _Kept:
         if kind == "string":
             return match[0]
         if kind == "angled":
-            return _COMMENT.sub(" ", match[0])
+            # Behind the < nothing is a comment.
+            return _COMMENT.sub(" ", match["before"]) + match[0][match.end("before") - match.start() :]
         if kind is None:
             return " "
         self.new_tokens = True
@@ -212,10 +221,21 @@ def _read_has_include(code: str, includes: dict[Directive, None]) -> str | None:
     for match in _HAS_INCLUDE.finditer(code):
         before = code[code.rfind("\n", 0, match.start()) + 1 : match.start()]
         operand = _OPERAND.match(code, match.end())
-        if operand is not None:
+        if operand is not None and (operand[2] is not None or _is_verbatim(before)):
             includes[Directive(operand[1] or operand[2], operand[1] is None, match[1] is not None)] = None
         elif _NO_OPERAND.search(before) is None and not (
             _STAND_IN.search(before) and _STAND_IN_VALUE.match(code, match.end())
         ):
             reason = reason or "computed __has_include"
     return reason
+
+
+def _is_verbatim(before: str) -> bool:
+    condition = _IF.match(before)
+    if condition is None:
+        return False
+    opened = before[condition.end() :]
+    closed = 1
+    while closed:
+        opened, closed = _CLOSED.subn(" ", opened)
+    return _CALL.search(opened) is None

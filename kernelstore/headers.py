@@ -105,17 +105,18 @@ def scan(
     memo does not know.
     """
     search = _Search(headers, include_dirs, frozenset(toolkit_dirs), source_include, memo)
-    given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines) + "\n".join(name_expressions)
+    # Each by itself: a backslash or a quote at the end of one reaches no other.
+    given = [*(f"#define {define.replace('=', ' ', 1)}" for define in defines), *name_expressions]
     texts = [
         (source, os.path.dirname(name)),
         *((text, os.path.dirname(path)) for path, text in sorted(headers.items())),
     ]
-    roots = [_Node("", base, Directives.read(text)) for text, base in [*texts, (given, "")]]
+    roots = [_Node("", base, Directives.read(text)) for text, base in [*texts, *((text, "") for text in given)]]
     pre = tuple(Directive(spelling, quoted=True) for spelling in pre_includes)
     roots.append(_Node("", "", Directives(pre, None, False, False), beside=True))
     nodes = search.run(roots)
     if search.uncacheable is None and any(entry.computed for node in nodes for entry in node.read.includes):
-        nodes = _Computed(search, roots, [text for text, _ in texts] + [given]).run(nodes)
+        nodes = _Computed(search, roots, [text for text, _ in texts] + given).run(nodes)
     reasons = [search.uncacheable, *(node.uncacheable(old_standard) for node in nodes)]
     if any(node.read.pastes for node in nodes) and any(node.read.has_piece for node in nodes):
         reasons.append("token pasting")
