@@ -31,7 +31,7 @@ from kernelstore.errors import (
 from kernelstore.explanation import Asked, Difference, Explanation
 from kernelstore.header_memo import Trace
 from kernelstore.key import Key
-from kernelstore.options import Options, checked_text
+from kernelstore.options import Options, checked_options, checked_text
 from kernelstore.request import Request, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
 from kernelstore.toolchain import Toolchain
@@ -178,6 +178,9 @@ class Compiler:
             headers=headers,
             extra=extra,
         )
+        return self._obtain_of_any(request, cache=cache, codec=codec)
+
+    def _obtain_of_any(self, request: Request, *, cache: bool, codec: str | None = None) -> Artifact:
         try:
             return self._obtain(request, cache=cache, codec=codec)
         except ToolchainError as error:
@@ -252,18 +255,27 @@ class Compiler:
         name_expressions = checked_names(name_expressions)
         headers = checked_headers(headers)
         place = driver.current_device()
-        asked = (
-            source,
-            arch,
-            name,
-            tuple(options),
-            name_expressions,
-            tuple(os.fspath(path) for path in include_dirs),
-            tuple(headers.items()),
-            extra,
-            place,
-        )
-        held = self._modules.get(asked) if cache else None
+        try:
+            asked = (
+                source,
+                arch,
+                name,
+                tuple(options),
+                name_expressions,
+                tuple(os.fspath(path) for path in include_dirs),
+                tuple(headers.items()),
+                extra,
+                place,
+            )
+            held = self._modules.get(asked) if cache else None
+        except TypeError as error:
+            # What is no key of a dictionary is no parameter either; looked at here, so that a hit does not pay for it.
+            checked_options(options)
+            checked_dirs(include_dirs)
+            raise InvalidType(
+                f"source, arch and name are str, extra is bytes; these are {source!r:.80}, {arch!r:.80}, {name!r:.80} "
+                f"and {extra!r:.80}"
+            ) from error
         if held is not None and held.trace.holds():
             return held.module
         request = self._request(
@@ -399,7 +411,8 @@ class Compiler:
     def rebuild(self, program: Key | bytes | str, arch: str, *, kind: str = "cubin") -> Artifact:
         """Compile a stored program for another GPU, from what is stored of it, and store the artifact.
 
-        It gets the very key that `compile` of the original request would give it, and is a hit if it is there.
+        It gets the very key that `compile` of the original request would give it, and is a hit if it is there; without
+        NVRTC, as there, that of another toolchain.
 
         Parameters
         ----------
@@ -428,7 +441,8 @@ class Compiler:
         """
         _check_kind(kind)
         wanted = target(kind, Arch.parse(arch))
-        return self._obtain(stored.request_of(self._needed_store().stored_program(program), kind, wanted), cache=True)
+        request = stored.request_of(self._needed_store().stored_program(program), kind, wanted)
+        return self._obtain_of_any(request, cache=True)
 
     def stored_module(self, program: Key | bytes | str, *, arch: str | None = None) -> Module:
         """Return a stored program loaded for the current device, where its sources are not at hand.
@@ -460,6 +474,8 @@ class Compiler:
         from kernelstore.loader import load  # 15 ms, for those who load
 
         program = program if isinstance(program, str) else Key(program)
+        if arch is not None:
+            Arch.parse(arch)
         place = driver.current_device()
         asked = ("stored program", program, arch, place)
         module = self._stored_modules.get(asked)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kernelstore.arch import Arch
 from kernelstore.errors import InvalidArgument, InvalidOption, InvalidType
 
-__all__ = ["Options", "checked_text"]
+__all__ = ["Options", "checked_options", "checked_text"]
 
 # Spellings of one option, from NVRTC's documentation ("Supported Compile Options"), to the one that is kept.
 _FLAGS = {
