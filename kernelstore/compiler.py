@@ -21,7 +21,7 @@ from kernelstore.explanation import Explanation
 from kernelstore.holding import Held, Holding
 from kernelstore.keeping import Keeping
 from kernelstore.key import Key
-from kernelstore.options import Options, checked_text
+from kernelstore.options import Options, checked_options, checked_text
 from kernelstore.request import Request, arch_of, check_kind, checked_dirs, checked_headers, checked_names, target
 from kernelstore.store import Store
 
@@ -145,6 +145,9 @@ class Compiler:
             source, kind, arch=arch, name=name, options=options, name_expressions=name_expressions,
             include_dirs=include_dirs, headers=headers, extra=extra,
         )  # fmt: skip
+        return self._obtain_of_any(request, cache=cache, codec=codec)
+
+    def _obtain_of_any(self, request: Request, *, cache: bool, codec: str | None = None) -> Artifact:
         try:
             return obtaining.obtain(request, self._keeping, cache=cache, codec=codec)
         except ToolchainError as error:
@@ -188,11 +191,20 @@ class Compiler:
 
         name_expressions = checked_names(name_expressions)
         headers = checked_headers(headers)
-        asked = (
-            source, arch, name, tuple(options), name_expressions, tuple(os.fspath(path) for path in include_dirs),
-            tuple(headers.items()), extra, driver.current_device(),
-        )  # fmt: skip
-        held = self._holding.find(asked) if cache else None
+        try:
+            asked = (
+                source, arch, name, tuple(options), name_expressions, tuple(os.fspath(path) for path in include_dirs),
+                tuple(headers.items()), extra, driver.current_device(),
+            )  # fmt: skip
+            held = self._holding.find(asked) if cache else None
+        except TypeError as error:
+            # What is no key of a dictionary is no parameter either; looked at here, so that a hit does not pay for it.
+            checked_options(options)
+            checked_dirs(include_dirs)
+            raise InvalidType(
+                f"source, arch and name are str, extra is bytes; these are {source!r:.80}, {arch!r:.80}, {name!r:.80} "
+                f"and {extra!r:.80}"
+            ) from error
         if held is not None and held.trace is not None and held.trace.holds():
             return held.module
         request = self._request(
@@ -292,7 +304,8 @@ class Compiler:
     def rebuild(self, program: Key | bytes | str, arch: str, *, kind: str = "cubin") -> Artifact:
         """Compile a stored program for another GPU, from what is stored of it, and store the artifact.
 
-        It gets the very key that `compile` of the original request would give it, and is a hit if it is there.
+        It gets the very key that `compile` of the original request would give it, and is a hit if it is there; without
+        NVRTC, as there, that of another toolchain.
 
         Parameters
         ----------
@@ -322,7 +335,7 @@ class Compiler:
         check_kind(kind)
         wanted = target(kind, Arch.parse(arch))
         request = stored.request_of(self._needed_store().stored_program(program), kind, wanted)
-        return obtaining.obtain(request, self._keeping)
+        return self._obtain_of_any(request, cache=True)
 
     def stored_module(self, program: Key | bytes | str, *, arch: str | None = None) -> Module:
         """Return a stored program loaded for the current device, where its sources are not at hand.

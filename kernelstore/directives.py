@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 __all__ = ["Directive", "Directives"]
@@ -28,8 +28,8 @@ _DIGITS = re.compile(r"(?:'[0-9A-Za-z_](?:[eEpP][+-]|[0-9A-Za-z_.])*)+")
 _OF_NUMBERS = frozenset("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_.'")
 _SIGNED = frozenset(f"{exponent}{sign}" for exponent in "eEpP" for sign in "+-")
 _BEFORE_ANGLED = f"{_BLANKS}("
-_LAST_WORD = re.compile(r"(?<![0-9A-Za-z_$])(?:include|__has_include)(?:_next)?\Z")
-_ANGLED = re.compile(rf"(?<![0-9A-Za-z_$])(?:include|__has_include)(?:_next)?(?:{_WS}|\()*<")
+_LAST_WORD = re.compile(r"(?:(?<![0-9A-Za-z_$])__has_include|(?<![0-9A-Za-z_$])include)(?:_next)?\Z")
+_ANGLED = re.compile(rf"(?:(?:\#|%:){_WS}*include|(?<![0-9A-Za-z_$])__has_include)(?:_next)?(?:{_WS}|\()*<")
 _TO_BRACKET = re.compile(r"[^>\n]*>")
 _RAW_START = re.compile(r'R"((?:[^()\\\n"]{0,16}\(|[^()"]{0,16}\\\r?\n))')
 # Each is looked for to its end, so that very many of them would take forever.
@@ -48,21 +48,30 @@ _NO_OPERAND = re.compile(
 )
 _STAND_IN = re.compile(rf"(?:\#|%:){_WS}*define{_WS}+$")
 _STAND_IN_VALUE = re.compile(rf"\({_WS}*\w+{_WS}*\){_WS}*[01]?{_WS}*(?:\n|\Z)", re.ASCII)
+# Within a macro, or within what is given to one, the words between < and > are expanded.
+_IF = re.compile(rf"{_WS}*(?:\#|%:){_WS}*(?:el)?if\b", re.ASCII)
+_CALL = re.compile(rf"\b(?!(?:defined|__has_include(?:_next)?|__has_cpp_attribute)\b)[A-Za-z_]\w*{_WS}*\(", re.ASCII)
+_CLOSED = re.compile(r"\([^()]*\)")
+# Each line is read anew for each operator on it.
+_MAX_CONDITION = 2000
 _TIME = re.compile(r"\b__(?:TIME|DATE|TIMESTAMP)__\b", re.ASCII)
 _FILE = re.compile(r"\b(?:__FILE__|__BASE_FILE__|__builtin_FILE|source_location)\b", re.ASCII)
 _ASSERT = re.compile(r"assert(?<!\wassert)[ \t]*\(", re.ASCII)
-# What `##` could make one of these names of: a beginning of it, or all but its underscores.
+# What `##` could make one of these names of: a beginning of it, all but its underscores, or the end of one.
 _PASTED = ("__TIME__", "__DATE__", "__TIMESTAMP__", "__has_include", "__has_include_next")
-_PIECES = {name[:at] for name in _PASTED for at in range(3, len(name))} | {
-    name[at:] for name in _PASTED for at in (1, 2)
-}
+_PIECES = (
+    {name[:at] for name in _PASTED for at in range(3, len(name))}
+    | {name[at:] for name in _PASTED for at in (1, 2)}
+    | {name[at:end] for name in _PASTED[:3] for at in range(3) for end in (-2, -1)}
+    | {name[at:] for name in _PASTED[:3] for at in range(3, len(name) - 2)}
+)
 _PIECE = re.compile(rf"\b(?:{'|'.join(sorted(_PIECES.difference(_PASTED)))})\b", re.ASCII)
 # A part of each that finding costs nothing, before the expression that takes 30 ns for each character.
 _MARKS = {
     _TIME: ("__TIME", "__DATE"),
     _FILE: ("FILE__", "__builtin_FILE", "source_location"),
     _ASSERT: ("assert",),
-    _PIECE: ("__T", "__D", "__h", "TIME__", "DATE__", "TIMESTAMP__", "has_include"),
+    _PIECE: ("__T", "__D", "__h", "TIME", "DATE", "E__", "P__", "has_include"),
 }
 _TRIGRAPH = re.compile(r"\?\?[=/]")
 
@@ -216,10 +225,13 @@ class _Found:
             self.reasons.append("__has_embed")
         for match in _HAS_INCLUDE.finditer(code):
             operand = _OPERAND.match(code, match.end())
-            if operand is not None:
+            before = code[code.rfind("\n", 0, match.start()) + 1 : match.start()]
+            if len(before) > _MAX_CONDITION:
+                self.reasons.append("computed __has_include")
+                return
+            if operand is not None and (operand[2] is not None or _is_verbatim(before)):
                 self._add(Directive(operand[1] or operand[2], operand[1] is None, match[1] is not None))
                 continue
-            before = code[code.rfind("\n", 0, match.start()) + 1 : match.start()]
             is_stand_in = _STAND_IN.search(before) and _STAND_IN_VALUE.match(code, match.end())
             if not is_stand_in and _NO_OPERAND.search(before) is None:
                 self.reasons.append("computed __has_include")
@@ -290,17 +302,47 @@ def _bracket_after(text: str, pieces: list[str], copied: int, since: int, start:
     """Return where an include's ``<...>`` ends that began before `start`, in which no mark means anything, or 0."""
     begin = max(since, text.rfind("\n", since, start) + 1, text.rfind(">", since, start) + 1)
     line = text[begin:start]
+    if "<" not in line:
+        return 0
     if not _ANGLED.search(line):
-        # Comments may stand between the directive and the name.
-        number = len(pieces) if begin == since == copied else 0
-        before = line.partition("<")[0].strip(_BEFORE_ANGLED)
-        while not before and number:
-            number -= 1
-            before = pieces[number].rstrip(_BEFORE_ANGLED)
-        if "<" not in line or not _LAST_WORD.search(before, max(0, len(before) - len("__has_include_next"))):
+        # Comments may stand between the parts of the directive.
+        earlier = pieces if begin == since == copied else []
+        if not _is_before_angled(line.partition("<")[0], reversed(earlier)):
             return 0
     closed = _TO_BRACKET.match(text, start)
     return 0 if closed is None else closed.end()
+
+
+def _is_before_angled(before: str, earlier: Iterator[str]) -> bool:
+    """Whether a text ends in ``# include`` or ``__has_include``; a blank one is passed over, as are comments."""
+    before = before.rstrip(_BEFORE_ANGLED)
+    while not before:
+        piece = next(earlier, None)
+        if piece is None:
+            return False
+        before = piece.rstrip(_BEFORE_ANGLED)
+    word = _LAST_WORD.search(before, max(0, len(before) - len("__has_include_next")))
+    if word is None or word[0].startswith("__"):
+        return word is not None
+    before = before[: word.start()].rstrip(_BLANKS)
+    while not before:
+        piece = next(earlier, None)
+        if piece is None:
+            return False
+        before = piece.rstrip(_BLANKS)
+    return before.endswith(("#", "%:"))
+
+
+def _is_verbatim(before: str) -> bool:
+    """Whether the words between < and > are not expanded: in a condition itself, not within what a macro is given."""
+    condition = _IF.match(before)
+    if condition is None:
+        return False
+    opened = before[condition.end() :]
+    closed = 1
+    while closed:
+        opened, closed = _CLOSED.subn(" ", opened)
+    return _CALL.search(opened) is None
 
 
 def _begins_line(code: str, start: int) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kernelstore.directives import Directives
-from kernelstore.errors import StoreError
+from kernelstore.errors import InvalidArgument, StoreError
 
 __all__ = [
     "HeaderFile",
@@ -157,6 +157,11 @@ def read_headers(stamps: Mapping[str, Signature | None], memo: Memo | None) -> I
         What `signature_of` said of the paths just now.
     memo : Memo, optional
         Asked once for all paths that this process does not know.
+
+    Raises
+    ------
+    InvalidArgument
+        One is a named pipe.
     """
     working_dir = os.getcwd() if any(not os.path.isabs(path) for path in stamps) else ""  # noqa: PTH109, PTH117
     absolute = {path: os.path.join(working_dir, path) for path in stamps}
@@ -204,6 +209,9 @@ def _read(path: str) -> HeaderFile | str:
     try:
         with open(path, "rb", opener=_without_waiting) as stream:
             before = os.fstat(stream.fileno())
+            if stat.S_ISFIFO(before.st_mode):
+                # NVRTC opens it and waits for a writer, for ever.
+                raise InvalidArgument(f"header {path} is a named pipe, which NVRTC cannot read; make it a file")
             if not stat.S_ISREG(before.st_mode):
                 return f"header that is no regular file: {path}"
             if before.st_size > _MAX_BYTES:

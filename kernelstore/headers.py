@@ -98,11 +98,12 @@ def _roots(
     defines: Iterable[str],
     name_expressions: Iterable[str],
 ) -> list[_Node]:
-    given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines) + "\n".join(name_expressions)
+    # Each by itself: a backslash or a quote at the end of one reaches no other.
+    given = [*(f"#define {define.replace('=', ' ', 1)}" for define in defines), *name_expressions]
     texts = [
         (source, os.path.dirname(name)),
         *((text, os.path.dirname(path)) for path, text in sorted(headers.items())),
-        (given, ""),
+        *((text, "") for text in given),
     ]
     roots = [_Node("", base, Directives.read(text)) for text, base in texts]
     pre = tuple(Directive(spelling, quoted=True) for spelling in pre_includes)

@@ -209,6 +209,8 @@ def _checked_options(options: Sequence[str]) -> tuple[str, ...]:
             raise InvalidArgument(f"{option!r:.100} is no option of a link")
         if option.partition("=")[0] in ("-arch", "-lto", "-ptx", "-r"):
             raise InvalidArgument(f"{option!r} is not for the options: give arch=; a link makes a whole cubin")
+        if "-options-file" in option or "-optf" in option:
+            raise InvalidArgument(f"{option!r} reads options from a file, which is in no key; give them themselves")
     return tuple(options)
 
 

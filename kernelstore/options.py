@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kernelstore.arch import Arch
 from kernelstore.errors import InvalidArgument, InvalidOption, InvalidType
 
-__all__ = ["Options", "checked_text"]
+__all__ = ["Options", "checked_options", "checked_text"]
 
 # Spellings of one option, from NVRTC's documentation ("Supported Compile Options"), to the one that is kept.
 _FLAGS = {
@@ -56,11 +56,15 @@ _SHORT = {"--define-macro": "-D", "--undefine-macro": "-U"}
 # Of these NVRTC takes the value after "=" only.
 _EQUALS_ONLY = {"-std": "--std", "-time": "--time"}
 
-# They write or read files that a hit would neither make nor check.
 # Outputs that are no artifact of kernelstore.
 _OTHER_OUTPUTS = frozenset({"--optix-ir", "--device-syntax-only", "--fdevice-syntax-only"})
 _SPACE = " \t\n\v\f\r"
+# They write or read files that a hit would neither make nor check.
 _SIDE_EFFECTS = frozenset({"--pch", "--create-pch", "--use-pch", "--pch-dir", "--time", "--fdevice-time-trace"})
+
+
+# The same of ptxas, which takes options from a file.
+_PTXAS_SIDE_EFFECTS = ("--options-file", "-optf", "--fdevice-time-trace", "-fdevice-time-trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class Options:
             debug="--device-debug" in names,
             shows_paths="--device-debug" in names or "--generate-line-info" in names,
             verbose=any({"-v", "--verbose"} & set(value.replace(",", " ").split()) for value in ptxas),
-            side_effect=next((name for name, _ in pairs if name in _SIDE_EFFECTS), None),
+            side_effect=next((name for name, _ in pairs if name in _SIDE_EFFECTS), _side_effect_of_ptxas(ptxas)),
         )
 
 
@@ -175,6 +179,10 @@ def checked_text(value: object, what: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{what} holds a lone surrogate at {error.start}, which is no text") from None
     return value
+
+
+def _side_effect_of_ptxas(values: Sequence[str]) -> str | None:
+    return next((name for name in _PTXAS_SIDE_EFFECTS for value in values if name in value), None)
 
 
 def _spelled(name: str, value: str) -> str:

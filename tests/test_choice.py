@@ -398,7 +398,21 @@ def test_without_nvrtc_the_newest_toolchain_that_the_driver_loads_serves(
 
     assert compiler.module(K).artifact.toolchain == "nvrtc 13.0.88"
     assert compiler.compile(K, arch="sm_90").toolchain == "nvrtc 13.0.88"
+    assert compiler.rebuild(program.key, "sm_90").toolchain == "nvrtc 13.0.88"
     assert "nvrtc 13.0.88" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"arch": ["sm_90"]}, {"name": []}, {"options": None}, {"options": [["-DX"]]}, {"include_dirs": None},
+     {"include_dirs": [5]}, {"extra": bytearray(b"x")}, {"headers": []}, {"name_expressions": 5}],
+)  # fmt: skip
+def test_a_module_of_wrong_parameters_is_refused_in_words(
+    compiler: Compiler, fake: FakeDriver, wrong: dict[str, Any]
+) -> None:
+    """They met the dictionary of modules first, and were a bare TypeError."""
+    with pytest.raises(InvalidType):
+        compiler.module(K, **wrong)
 
 
 def test_without_nvrtc_and_without_artifacts_the_missing_compiler_is_told(

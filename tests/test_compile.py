@@ -15,6 +15,7 @@ import pytest
 
 from kernelstore import Artifact, Compiler, Store
 from kernelstore.cuda import nvrtc, toolkit
+from kernelstore.directives import Directives
 from kernelstore.errors import (
     ArchRequired,
     CompileError,
@@ -448,18 +449,38 @@ HIDDEN = {
     "a macro for __has_include": "#define H __has_include\n#if H(<q.h>)\n#endif\n",
     "a pasted __has_include": "#define C(a,b) a##b\n#if C(__has_,include)(<q.h>)\n#endif\n",
     "a pasted __TIME__": "#define C(a,b) a##b\n#define STAMP C(__TI,ME__)\n",
+    "a word pasted to __TIME__": "#define C(a) __##a##__\n__device__ const char* s = C(TIME);\n",
+    "the end of __DATE__": "#define C(a,b,c) a##b##c\n__device__ const char* s = C(_,_D,ATE__);\n",
+    "a comment mark between < and > of no include": '#define I(x)\nI(include < "> /*")\n#include "q.h"\n',
+    "a comment mark between < and > of an include": "#include <a/*b*/../../q.h>\n",
 }
 
 
 @pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
 def test_no_form_hides_what_is_read(compiler: Compiler, tmp_path: Path, text: str) -> None:
     given = {"arch": "sm_90", "name": "", "options": (), "name_expressions": (), "headers": None, "extra": b""}
+    (tmp_path / "a" / "*b*").mkdir(parents=True)
     request = compiler._request(text + K, "ptx", include_dirs=[tmp_path], **given)
     (tmp_path / "q.h").write_text("#define Q 1\n")
 
     after = compiler._request(text + K, "ptx", include_dirs=[tmp_path], **given)
 
     assert after.uncacheable is not None or after.program.key != request.program.key
+
+
+def test_options_that_ptxas_reads_from_a_file_are_not_stored(compiler: Compiler, store: Store, tmp_path: Path) -> None:
+    """The file is in no key: -O0 was served where it had come to say -O3."""
+    (tmp_path / "options").write_text("-O0\n")
+
+    with pytest.warns(UncacheableWarning, match="--options-file"):
+        compiler.compile(K, arch="sm_90", options=(f"--ptxas-options=--options-file={tmp_path / 'options'}",))
+
+    assert len(store) == 0
+
+
+def test_many_comments_behind_an_include_are_read_at_once() -> None:
+    """Each could be read as several, so that thirty took an hour."""
+    assert Directives.read("#include " + "/**/" * 100 + "x.h\n").uncacheable is not None
 
 
 @pytest.mark.parametrize("options", [("-DH=__has_include",), ("-DH(x)=__has_include(x)",), ("-DSTAMP=__TIME__",)])
@@ -484,7 +505,10 @@ def test_options_that_nvrtc_would_read_in_another_way_are_refused(
     assert len(store) == 0
 
 
-@pytest.mark.parametrize("option", ["-create-pch=b.pch", "-fdevice-time-trace=t", "--pch", "-pch"])
+@pytest.mark.parametrize(
+    "option",
+    ["-create-pch=b.pch", "-fdevice-time-trace=t", "--pch", "-pch", "-Xptxas=--options-file=o", "-Xptxas=-optf=o"],
+)
 def test_side_effects_are_seen_in_either_spelling(option: str) -> None:
     assert Options.read((option,)).side_effect is not None
 

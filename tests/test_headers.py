@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kernelstore import Artifact, Compiler, Store, header_memo, headers, scans
-from kernelstore.errors import CompileError, UncacheableWarning
+from kernelstore.errors import CompileError, InvalidArgument, UncacheableWarning
 
 SOURCE = '\nextern "C" __global__ void k(int* a) { a[0] = Q; }'
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -398,6 +398,14 @@ UNCACHEABLE: dict[str, tuple[str, Tree]] = {
     ),
     "computed include whose words are macros": ("#define q z\n#define H <q.h>\n#include H", {"a/z.h": 1, "a/q.h": 2}),
     "computed __has_include": ("#define H __has_include\n#if H(<q.h>)\n#define Q 1\n#else\n#define Q 0\n#endif", {"a/q.h": 1}),
+    "__has_include in a macro, whose words are expanded": (
+        "#define q z\n#define H __has_include(<q.h>)\n#if H\n#define Q 1\n#else\n#define Q 0\n#endif",
+        {"a/x": ""},
+    ),
+    "__has_include given to a macro": (
+        "#define q z\n#define F(x) x\n#if F(__has_include(<q.h>))\n#define Q 1\n#else\n#define Q 0\n#endif",
+        {"a/x": ""},
+    ),
     "__TIME__ in a header": ("#include <q.h>", {"a/q.h": "#define Q __TIME__[0]"}),
     "__TIME__ in an option": ("", {"a/x": ""}),
     "large header": ("#include <q.h>", {"a/q.h": b"#define Q 1\n" + b" " * (33 * 2**20)}),
@@ -428,6 +436,23 @@ def test_a_binary_header_is_an_error_of_nvrtc_or_a_compile(compiler: Compiler, t
     assert value(ptx(compiler, "#include <q.h>", options=("-Ia",))) == value(
         ptx(compiler, "#include <q.h>", options=("-Ia",), cache=False)
     )
+
+
+def test_a_named_pipe_as_a_header_is_told_and_not_waited_for(compiler: Compiler, store: Store, tree: Path) -> None:
+    os.mkfifo(tree / "q.h")
+
+    with pytest.raises(InvalidArgument, match=r"q\.h is a named pipe"):
+        ptx(compiler, '#include "q.h"')
+
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("before", ["-DX=\\", '-DX=R"('])
+def test_what_stands_at_the_end_of_a_macro_hides_no_other(compiler: Compiler, tree: Path, before: str) -> None:
+    source = '#ifndef H\n#define H "p.h"\n#endif\n#include H'
+    write(tree, {"p.h": 9, "q.h": 1})
+
+    check(compiler, tree, source, {}, {"q.h": 2}, options=(before, '-DH="q.h"'))
 
 
 def test_headers_that_include_each_other_without_end_are_an_error_of_nvrtc(compiler: Compiler, tree: Path) -> None:

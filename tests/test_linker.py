@@ -227,6 +227,8 @@ def test_an_arch_that_nvjitlink_does_not_know_is_told(pair: Callable[..., list[A
         ({"options": ("-lto",)}, InvalidArgument),
         ({"options": ("g",)}, InvalidArgument),
         ({"options": ("-g\0",)}, InvalidArgument),
+        ({"options": ("-Xptxas=--options-file=o",)}, InvalidArgument),
+        ({"options": ("-Xptxas=-optf=o",)}, InvalidArgument),
     ],
 )
 def test_arguments_of_no_use_are_refused(

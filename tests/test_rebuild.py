@@ -229,6 +229,13 @@ def test_a_module_of_a_stored_program_needs_no_sources(fake: FakeDriver, compile
     assert store.info(first.key).usage_count == 1
 
 
+def test_an_arch_of_no_use_is_told(fake: FakeDriver, compiler: Compiler) -> None:
+    first = compiler.compile(ADDN, arch="sm_90", headers=HEADERS)
+
+    with pytest.raises(errors.InvalidType):
+        compiler.stored_module(first.key, arch=["sm_90"])  # type: ignore[arg-type]
+
+
 def test_a_suffixed_arch_comes_before_the_plain_one(fake: FakeDriver, compiler: Compiler, store: Store) -> None:
     plain = compiler.compile(ADDN, arch="sm_90", headers=HEADERS)
     best = compiler.rebuild(plain.key, "sm_90a")

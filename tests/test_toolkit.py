@@ -292,6 +292,20 @@ def test_a_toolkit_directory_that_the_caller_names_tells_its_version(tmp_path: P
     assert toolkit.toolkit_dir_version(tmp_path) is None
 
 
+def test_an_edit_of_the_same_size_in_a_checkout_is_another_version(tmp_path: Path) -> None:
+    """People edit a checkout of CCCL: a stale kernel was served."""
+    write(tmp_path / "cuda/std/version", "")
+    write(tmp_path / "cuda/std/__new/deep.h", "#define V 1")
+    (tmp_path / "cuda/std/.#deep.h").symlink_to("nowhere")
+    before = toolkit.toolkit_dir_version(tmp_path)
+
+    write(tmp_path / "cuda/std/__new/deep.h", "#define V 2")
+
+    assert toolkit.toolkit_dir_version(tmp_path) != before
+    write(tmp_path / "cuda/std/__new/deep.h", "#define V 1")
+    assert toolkit.toolkit_dir_version(tmp_path) == before
+
+
 # -- headers: real ones -------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,9 @@ import logging
 import os
 import re
 import site
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,8 @@ _RUNTIME_HEADER = "cuda_runtime_api.h"
 _CCCL_VERSION_HEADERS = ("cuda/std/__cccl/version.h", "cub/version.cuh")
 # NVRTC of this version was the first to bundle headers.
 _FIRST_WITH_HEADERS = (13, 5)
+# As in `kernelstore.header_memo`.
+_MARGIN_NS = 2 * 10**9
 _CUDART_VERSION = re.compile(rb"^#define\s+CUDART_VERSION\s+([0-9]+)", re.MULTILINE)
 _CCCL_VERSION = re.compile(rb"^\s*#\s*define\s+(CCCL_VERSION|CUB_VERSION)\s+([0-9]+)", re.MULTILINE)
 # CUDART_VERSION is at byte 6143 of 600 KB, CCCL_VERSION within the first 4 KB.
@@ -152,8 +156,8 @@ def toolkit_dir_version(path: str | os.PathLike[str]) -> str | None:
     """Return a text for the version of a toolkit's include directory that the caller named himself.
 
     ``None`` for a directory that is not a toolkit's. Nothing in such a directory is scanned, so this text must
-    stand for it in the toolchain. Of a CCCL outside a toolkit (a checkout) it covers names and sizes of all files:
-    10-60 ms, otherwise 1 ms.
+    stand for it in the toolchain. Of a CCCL outside a toolkit (a checkout, which people edit) it covers all contents:
+    200 ms, again in the same process 20-60 ms; otherwise 1 ms.
     """
     if not is_toolkit_dir(path):
         return None
@@ -327,7 +331,7 @@ def _version_text(include_dirs: tuple[str, ...], patches: dict[str, str], *, dee
 
 
 def _tree_digest(include_dirs: tuple[str, ...], *, deep: bool) -> str:
-    """Return 8 hex digits over names and sizes of the headers: all of them, or those of the upper two levels."""
+    """Return 8 hex digits over names and contents of all headers, or over names and sizes of the upper two levels."""
     digest = hashlib.sha256(usedforsecurity=False)
     for include in include_dirs:
         for directory, children, files in os.walk(include):
@@ -337,6 +341,27 @@ def _tree_digest(include_dirs: tuple[str, ...], *, deep: bool) -> str:
             children.sort()
             for name in sorted(files):
                 if not name.startswith(".nvrtc"):
-                    size = os.stat(os.path.join(directory, name)).st_size
-                    digest.update(f"{relative}/{name}\0{size}\0".encode(errors="replace"))
+                    path = os.path.join(directory, name)
+                    told = _content_digest(path) if deep else str(os.stat(path).st_size)
+                    digest.update(f"{relative}/{name}\0{told}\0".encode(errors="replace"))
     return digest.hexdigest()[:8]
+
+
+def _content_digest(path: str) -> str:
+    try:
+        found = os.stat(path)
+    except OSError:
+        # A link to nowhere, as editors leave them.
+        return ""
+    if not stat.S_ISREG(found.st_mode):
+        return ""
+    stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    # A younger file could be written once more and keep its stamp: docs/headers.md, "The memo".
+    if max(stamp[2:]) + _MARGIN_NS > time.time_ns():
+        return _content_digest_at.__wrapped__(path, stamp)
+    return _content_digest_at(path, stamp)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _content_digest_at(path: str, _stamp: tuple[int, ...]) -> str:
+    return hashlib.sha256(_head(path, -1), usedforsecurity=False).hexdigest()
