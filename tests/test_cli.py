@@ -16,6 +16,7 @@ import pytest
 
 from kernelstore import Artifact, Compiler, Store
 from kernelstore.cli import _COMMANDS, main
+from kernelstore.db.statements import REVISION
 
 SAXPY = """
 template<class T> __global__ void saxpy(T a, const T* x, T* y, int n) {
@@ -344,7 +345,7 @@ def test_stats_tell_hits_first(run: Run, filled: Artifact) -> None:
 def test_upgrade_makes_the_file(run: Run, tmp_path: Path) -> None:
     done = run("upgrade", "--json", db=tmp_path / "new.db")
 
-    assert done.json["revision"] == 1
+    assert done.json["revision"] == REVISION
     assert (tmp_path / "new.db").exists()
 
 
