@@ -299,7 +299,7 @@ class Compiler:
             source, kind, arch=arch, name=name, options=options, name_expressions=name_expressions,
             include_dirs=include_dirs, headers=headers, extra=extra,
         )  # fmt: skip
-        return obtaining.explain(request, self.store)
+        return obtaining.explain(request, self._keeping)
 
     def rebuild(self, program: Key | bytes | str, arch: str, *, kind: str = "cubin") -> Artifact:
         """Compile a stored program for another GPU, from what is stored of it, and store the artifact.

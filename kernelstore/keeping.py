@@ -6,9 +6,12 @@ import logging
 import sys
 import threading
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 from kernelstore import settings
 from kernelstore.artifact import Artifact, ArtifactInfo
+from kernelstore.db.claims import Claim
 from kernelstore.errors import (
     InvalidArgument,
     KernelStoreError,
@@ -21,6 +24,8 @@ from kernelstore.key import Key
 from kernelstore.store import Store
 
 __all__ = ["Keeping"]
+
+_T = TypeVar("_T")
 
 _logger = logging.getLogger("kernelstore.keeping")
 
@@ -64,16 +69,34 @@ class Keeping:
             self._warn("looking up a kernel", error)
             return None
 
-    def put(self, *artifacts: Artifact, codec: str | None = None) -> None:
-        """Store artifacts, all or none."""
+    def put(self, *artifacts: Artifact, codec: str | None = None, claim: Claim | None = None) -> None:
+        """Store artifacts, all or none, and give the claim back."""
         store = self.store
         if store is None:
             return
         try:
-            store.put(*artifacts, codec=codec)
+            store.put_compiled(claim, *artifacts, codec=codec)
         except (StoreError, PayloadRejected, InvalidArgument) as error:
             store.count("not_stored", type(error).__name__)
             self._warn("storing a kernel", error)
+            self.end_claim(claim, "not_stored")
+
+    def claim(self, key: Key, dead: bytes | None = None) -> Claim | None:
+        """Claim a compile, as `Store.claim`; ``None`` where the store cannot tell."""
+        return self._quietly(lambda store: store.claim(key, dead))
+
+    def look_at_claim(self, key: Key) -> Claim | None:
+        """Return how a compile stands; ``None`` where nobody claims it, or the store cannot tell."""
+        return self._quietly(lambda store: store.look_at_claim(key))
+
+    def beat(self, claim: Claim) -> bool:
+        """Tell those who wait that the compile goes on; ``False`` where another process has taken over."""
+        return self._quietly(lambda store: store.beat(claim)) is not False
+
+    def end_claim(self, claim: Claim | None, state: str | None = None, log: str | None = None) -> None:
+        """Give a claim back, if there is one. Where that fails, its beat stops."""
+        if claim is not None:
+            self._quietly(lambda store: store.end_claim(claim, state, log))
 
     def count(self, name: str, reason: str = "", value: int = 1) -> None:
         """Add to a counter of the store."""
@@ -103,6 +126,15 @@ class Keeping:
             self._opens = self._owns = False
         if store is not None:
             store.close()
+
+    def _quietly(self, ask: Callable[[Store], _T]) -> _T | None:
+        # Single flight spares compiles; without it each compiles for itself, and the put that follows will warn.
+        store = self.store
+        try:
+            return None if store is None else ask(store)
+        except StoreError as error:
+            _logger.info("without single flight: %s", error)
+            return None
 
     def _open(self) -> None:
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from kernelstore import plugins
+from kernelstore import plugins, serving
 from kernelstore.artifact import Artifact
-from kernelstore.errors import StoreError, UncacheableWarning
+from kernelstore.db.claims import Claim
+from kernelstore.errors import StoreError, ToolchainError, UncacheableWarning
 from kernelstore.explanation import Asked, Difference, Explanation
+from kernelstore.flight import Made, single_flight
 from kernelstore.keeping import Keeping
 from kernelstore.key import Key
 from kernelstore.request import Request
@@ -44,13 +46,16 @@ def obtain(request: Request, keeping: Keeping, *, cache: bool = True, codec: str
         return found
     if _logger.isEnabledFor(logging.DEBUG):
         _log_miss(request, toolchain, kept.store)
-    artifacts = _compile(request, toolchain, keeping)
-    request.uncacheable = request.uncacheable or toolchain.uncacheable(request)
-    _keep(request, artifacts, kept, codec)
-    return artifacts[0]
+
+    def make(claim: Claim | None) -> Made:
+        artifacts = _compile(request, toolchain, keeping)
+        request.uncacheable = request.uncacheable or toolchain.uncacheable(request)
+        return artifacts[0], _keep(request, artifacts, kept, codec, claim)
+
+    return single_flight(_key(request, toolchain), kept, make)
 
 
-def explain(request: Request, store: Store | None) -> Explanation:
+def explain(request: Request, keeping: Keeping) -> Explanation:
     """Tell whether `obtain` would find it stored, and if not, what differs from what is.
 
     Raises
@@ -58,13 +63,20 @@ def explain(request: Request, store: Store | None) -> Explanation:
     StoreError
         The file cannot be read.
     ToolchainError
-        NVRTC cannot be used.
+        NVRTC cannot be used, and no other toolchain's artifact would be served.
     """
+    store = keeping.store
     if request.uncacheable is not None:
         return Explanation(None, None, (Difference("uncacheable", request.uncacheable),))
     if store is None:
         return Explanation(None, None, (Difference("store", "disabled, or it cannot be opened"),))
-    return store.explain_request(_asked(request, Toolchain.expected(request, store)))
+    try:
+        return store.explain_request(_asked(request, Toolchain.expected(request, store)))
+    except ToolchainError:
+        served = next(iter(serving.infos_of_any_toolchain(request, keeping)), None)
+        if served is None:
+            raise
+        return Explanation(served.key, served.key)
 
 
 def _is_keyed(request: Request, keeping: Keeping) -> bool:
@@ -96,15 +108,18 @@ def _compile(request: Request, toolchain: Toolchain, keeping: Keeping) -> list[A
     return artifacts
 
 
-def _keep(request: Request, artifacts: list[Artifact], kept: Keeping, codec: str | None) -> None:
-    if kept.store is None or not _is_keyed(request, kept):
-        return
-    reason = _doubt(request)
-    if reason is None:
-        kept.put(*artifacts, codec=codec)
-    else:
+def _keep(request: Request, artifacts: list[Artifact], kept: Keeping, codec: str | None, claim: Claim | None) -> bool:
+    """Store what was compiled, and tell whether it is what the key says."""
+    if not _is_keyed(request, kept):
+        kept.end_claim(claim, "not_stored")
+        return False
+    if reason := _doubt(request):
         _logger.info("%s: nothing of %s is stored", reason, _shown(request))
         kept.count("not_stored", reason)
+        kept.end_claim(claim, "not_stored")
+        return False
+    kept.put(*artifacts, codec=codec, claim=claim)
+    return True
 
 
 def _doubt(request: Request) -> str | None:

@@ -30,7 +30,7 @@ from kernelstore.store import Store
 if TYPE_CHECKING:
     from kernelstore.loader import Module
 
-__all__ = ["module_for_device", "module_of_stored", "of_any_toolchain"]
+__all__ = ["infos_of_any_toolchain", "module_for_device", "module_of_stored", "of_any_toolchain"]
 
 # The driver's side is imported where it is used: a hit of `Compiler.compile` owes it nothing.
 _logger = logging.getLogger("kernelstore.serving")
@@ -41,16 +41,21 @@ _REFUSALS = (NoBinary, UnsupportedPTX, NoJitCompiler)
 
 def of_any_toolchain(request: Request, keeping: Keeping) -> Artifact | None:
     """Return what was asked for as another toolchain made it, the newest that the driver here can load."""
+    keeping = _trusted(request, keeping)
+    found = map(keeping.get, (info.key for info in infos_of_any_toolchain(request, keeping)))
+    return next((artifact for artifact in found if artifact is not None), None)
+
+
+def infos_of_any_toolchain(request: Request, keeping: Keeping) -> list[ArtifactInfo]:
+    """Return what is stored of that kind and arch, the newest toolchain first that the driver here can load."""
     from kernelstore.cuda import driver
 
-    keeping = _trusted(request, keeping)
     stored = [
         info
         for info in keeping.artifacts_of(request.program.key)
         if (info.kind, info.arch) == (request.kind, str(request.arch))
     ]
-    found = map(keeping.get, (info.key for info in choice.newest_first(stored, driver.driver_version())))
-    return next((artifact for artifact in found if artifact is not None), None)
+    return choice.newest_first(stored, driver.driver_version())
 
 
 def module_for_device(

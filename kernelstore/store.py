@@ -15,7 +15,8 @@ from typing import Any, Self
 from kernelstore import plugins, settings
 from kernelstore.artifact import Artifact, ArtifactInfo, Program
 from kernelstore.codecs import Codec
-from kernelstore.db import blob, programs, rows, statements
+from kernelstore.db import blob, claims, programs, rows, statements
+from kernelstore.db.claims import Claim
 from kernelstore.db.connection import LOCK_TIMEOUT_S
 from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
@@ -29,6 +30,9 @@ __all__ = ["Store"]
 
 # How long closing and exit wait for the write lock to flush the tally.
 _EXIT_TIMEOUT_S = 5.0
+
+# A program waits for its kernel meanwhile, and would rather have it unstored.
+_COMPILER_TIMEOUT_S = 5.0
 
 _KEYS_PER_PAGE = 1000
 
@@ -160,14 +164,26 @@ class Store(Questions):
         -----
         Cost: encoding, then one write transaction.
         """
+        self._put(artifacts, codec)
+
+    def _put(
+        self,
+        artifacts: Sequence[Artifact],
+        codec: str | None,
+        *,
+        claim: Claim | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         encoder = self._codec if codec is None else plugins.load("codecs", codec)
         prepared = [rows.Row(artifact, encoder) for artifact in artifacts]
         programs = {row.program.key: row.program for row in prepared if row.program is not None}
         program_rows = {key: rows.program_row(program) for key, program in programs.items()}
-        with self._pool.write() as connection:
+        with self._pool.write(timeout_s=timeout_s) as connection:
             ids: dict[Key, int] = {}
             for row in prepared:
                 rows.insert(connection, row, program_rows, ids)
+            if claim is not None:
+                claims.end(connection, claim)
         for artifact in artifacts:
             _logger.debug("put %s: %s %s, %d bytes", artifact.key, artifact.kind, artifact.arch, artifact.size_bytes)
 
@@ -256,6 +272,57 @@ class Store(Questions):
         Cost: one indexed read, no transaction.
         """
         return programs.artifacts_of(self._pool, program)
+
+    def claim(self, key: Key, dead: bytes | None = None) -> Claim:
+        """Claim the compile of an artifact, unless it is there or another process is at it.
+
+        Parameters
+        ----------
+        dead : bytes, optional
+            Nonce of a claim that is given up, and taken over.
+
+        Notes
+        -----
+        Cost: one short write transaction.
+        """
+        return claims.take(self._pool, key, dead)
+
+    def look_at_claim(self, key: Key) -> Claim | None:
+        """Return how the compile of an artifact stands; ``None`` where nobody claims it.
+
+        Notes
+        -----
+        Cost: one indexed read, no transaction.
+        """
+        return claims.look(self._pool, key)
+
+    def beat(self, claim: Claim) -> bool:
+        """Tell those who wait that the compile goes on; ``False`` where another process has taken over.
+
+        Notes
+        -----
+        Cost: one short write transaction.
+        """
+        return claims.beat(self._pool, claim)
+
+    def put_compiled(self, claim: Claim | None, *artifacts: Artifact, codec: str | None = None) -> None:
+        """Store what a compile made and give its claim back, both or neither; errors as `put`.
+
+        Notes
+        -----
+        Cost: encoding, then one write transaction, which waits for the lock for 5 s at most.
+        """
+        self._put(artifacts, codec, claim=claim, timeout_s=min(_COMPILER_TIMEOUT_S, self._pool.timeout_s))
+
+    def end_claim(self, claim: Claim, state: str | None = None, log: str | None = None) -> None:
+        """Give a claim back; with ``"failed"`` or ``"not_stored"`` its row stays for those who wait.
+
+        Notes
+        -----
+        Cost: one short write transaction.
+        """
+        with self._pool.write() as connection:
+            claims.end(connection, claim, state, log)
 
     def toolchain_build(self, library: str, signature: str) -> str | None:
         """Return the build that was found in the compiler library with that path and stat signature.

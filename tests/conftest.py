@@ -82,8 +82,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Artifa
             patch.delenv(name)
         kept: list[tuple[Artifact, ...]] = []
         with Store(tmp_path_factory.mktemp("compiled") / "cache.db") as store:
-            put = store.put
-            patch.setattr(store, "put", lambda *artifacts, codec=None: kept.append(artifacts) or put(*artifacts))
+            put = store.put_compiled
+            patch.setattr(store, "put_compiled", lambda claim, *made, codec: kept.append(made) or put(claim, *made))
             Compiler(store).compile(SAXPY, "cubin", arch="sm_90", name_expressions=("saxpy<float>",))
     cubin, ptx = kept[0]
     return cubin, ptx

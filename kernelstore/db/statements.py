@@ -9,14 +9,19 @@ __all__ = [
     "ADD_TO_COUNTER",
     "ARTIFACTS_OF_PROGRAM",
     "ARTIFACT_WITH_KEY",
+    "BEAT_CLAIM",
     "BLOB_OF_KEY",
+    "CLAIMS",
+    "CLAIM_WITH_KEY",
     "COUNT_ARTIFACTS",
     "DELETE_ARTIFACT",
     "DELETE_DAMAGED",
     "DELETE_PROGRAM_IF_UNUSED",
     "DELETE_WITHOUT_BLOB",
+    "DROP_CLAIM",
     "DROP_OLD_HEADERS",
     "DROP_OLD_SCANS",
+    "END_CLAIM",
     "HEADERS_OF_PATHS",
     "INSERT_ARTIFACT",
     "INSERT_BLOB",
@@ -37,6 +42,7 @@ __all__ = [
     "REVISION",
     "SCAN_WITH_KEY",
     "SYMBOLS_OF_ARTIFACT",
+    "TAKE_CLAIM",
     "TOOLCHAIN_OF_LIBRARY",
     "TOUCH",
 ]
@@ -241,3 +247,29 @@ ON CONFLICT (key) DO UPDATE SET
 DROP_OLD_SCANS = """
 DELETE FROM scan WHERE key IN (SELECT key FROM scan ORDER BY last_access_ns DESC LIMIT -1 OFFSET :limit)
 """
+
+# -- claims: who is compiling what --
+
+CLAIM_WITH_KEY = """
+SELECT state, nonce, beat, owner, log, host, boot, pid_namespace, pid, process_start FROM claim WHERE key = :key
+"""
+
+TAKE_CLAIM = """
+INSERT INTO claim (
+    key, state, nonce, owner, host, boot, pid_namespace, pid, process_start, beat, claimed_at_ns, log
+) VALUES (
+    :key, 'running', :nonce, :owner, :host, :boot, :pid_namespace, :pid, :process_start, 0, :claimed_at_ns, NULL
+) ON CONFLICT (key) DO UPDATE SET
+    state = excluded.state, nonce = excluded.nonce, owner = excluded.owner, host = excluded.host, boot = excluded.boot,
+    pid_namespace = excluded.pid_namespace, pid = excluded.pid, process_start = excluded.process_start,
+    beat = excluded.beat, claimed_at_ns = excluded.claimed_at_ns, log = excluded.log
+"""
+
+BEAT_CLAIM = "UPDATE claim SET beat = beat + 1 WHERE key = :key AND nonce = :nonce RETURNING beat"
+
+# Only the owner's own: another one may have taken over.
+DROP_CLAIM = "DELETE FROM claim WHERE key = :key AND nonce = :nonce"
+
+END_CLAIM = "UPDATE claim SET state = :state, log = :log WHERE key = :key AND nonce = :nonce"
+
+CLAIMS = "SELECT key, nonce, state, claimed_at_ns, host, boot, pid_namespace, pid, process_start FROM claim"

@@ -141,10 +141,12 @@ def test_a_cubin_of_8_0_does_not_serve_9_0_but_its_ptx_does(
     device = driver.compute_capability()
     if device[0] == 8:
         pytest.skip("needs a device of another major than 8")
-    put = store.put
-    monkeypatch.setattr(
-        store, "put", lambda *made, codec=None: put(*(older_ptx(item) if item.kind == "ptx" else item for item in made))
-    )
+    put = store.put_compiled
+
+    def older(claim: Any, *made: Artifact, codec: str | None = None) -> None:
+        put(claim, *(older_ptx(item) if item.kind == "ptx" else item for item in made), codec=codec)
+
+    monkeypatch.setattr(store, "put_compiled", older)
     compiler.compile(SOURCE, arch="sm_80", name="scale.cu", name_expressions=(NAME,))
     no_nvrtc()
 
