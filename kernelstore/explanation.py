@@ -212,8 +212,8 @@ def _mappings(first: Mapping[str, object], second: Mapping[str, object]) -> str:
 
 def _sequences(first: Iterable[object], second: Iterable[object]) -> str:
     mine, other = Counter(map(str, first)), Counter(map(str, second))
-    facts = [f"{text} is new" for text in mine - other]
-    facts += [f"{text} is gone" for text in other - mine]
+    facts = [f"{text} is {'there more often' if text in other else 'new'}" for text in mine - other]
+    facts += [f"{text} is {'there less often' if text in mine else 'gone'}" for text in other - mine]
     return _told(facts) if facts else "order differs"
 
 

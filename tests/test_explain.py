@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "option is new": ({"options": ("-DV=4", "-std=c++17", "-DW=8")}, ["options: -DW=8 is new"]),
     "option is gone": ({"options": ("-DV=4",)}, ["options: --std=c++17 is gone"]),
     "option is another": ({"options": ("-DV=8", "-std=c++17")}, ["options: -DV=8 is new, -DV=4 is gone"]),
-    "option twice": ({"options": ("-DV=4", "-DV=4", "-std=c++17")}, ["options: -DV=4 is new"]),
+    "option twice": ({"options": ("-DV=4", "-DV=4", "-std=c++17")}, ["options: -DV=4 is there more often"]),
     "order of options": ({"options": ("-std=c++17", "-DV=4")}, ["options: order differs"]),
     "name expression is new": (
         {"name_expressions": ("addn<1>", "addn<2>", "addn<4>")},
