@@ -74,7 +74,9 @@ def json_option(function: _Function) -> _Function:
 def request_options(function: _Function) -> _Function:
     """Add what a compile request has besides its file: ``archs``, ``kind``, ``name_expressions``, ``include_dirs``."""
     for option in (
-        click.option("--include-dir", "include_dirs", multiple=True, metavar="DIR", help="Directory of user headers."),
+        click.option(
+            "-I", "--include-dir", "include_dirs", multiple=True, metavar="DIR", help="Directory of user headers."
+        ),
         click.option(
             "--name-expression", "name_expressions", multiple=True, metavar="NAME", help="Such as 'saxpy<float>'."
         ),
