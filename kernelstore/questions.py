@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelstore import plugins
 from kernelstore.artifact import ArtifactInfo, Program
-from kernelstore.db import programs
+from kernelstore.db import flusher, programs
 from kernelstore.db.pool import Pool
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, StoreError
 from kernelstore.explanation import Difference
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from kernelstore.db.stats import StoreStats
 
 __all__ = ["Questions"]
+
+# How long a search waits for the write lock, to have this process's own uses in the file first.
+_READING_TIMEOUT_S = 0.2
 
 _logger = logging.getLogger("kernelstore.store")
 
@@ -70,7 +74,7 @@ class Questions:
         if kind is not None:
             plugins.load("kinds", kind)
         self._flush_for_reading()
-        return queries.search(self._engine(), queries.matches(symbol, arch, kind), limit)
+        return self._with_own_uses(queries.search(self._engine(), queries.matches(symbol, arch, kind), limit))
 
     def find(self, prefix: str) -> Key:
         """Return the one key whose hex form begins with `prefix`.
@@ -114,7 +118,7 @@ class Questions:
 
         key = Key(key)
         self._flush_for_reading()
-        for info in queries.search(self._engine(), [queries.has_key(key)], 1):
+        for info in self._with_own_uses(queries.search(self._engine(), [queries.has_key(key)], 1)):
             return info
         raise KeyNotFound(f"{self._pool.path} has no artifact {key}", key=key)
 
@@ -258,13 +262,20 @@ class Questions:
 
     def _flush_for_reading(self) -> None:
         self._pool.check_open()
-        # So that people see this process's own hits. Where that cannot be written, they see the file as it is.
+        # So that people see this process's own hits, in SQL too. While another process writes, the file is as it is.
         try:
-            if self._pool.tally:
-                with self._pool.write():
-                    pass
+            flusher.flush(self._pool, timeout_s=_READING_TIMEOUT_S)
         except StoreError as error:
             _logger.debug("uses not written before a search: %s", error)
+
+    def _with_own_uses(self, found: Iterable[ArtifactInfo]) -> Iterator[ArtifactInfo]:
+        for info in found:
+            uses, last_access_ns = self._pool.tally.use_of(info.key)
+            yield dataclasses.replace(
+                info,
+                usage_count=info.usage_count + uses,
+                last_access_ns=max(info.last_access_ns, last_access_ns),
+            )
 
 
 def _check_device(compute_capability: object, driver_version: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -15,12 +16,12 @@ from typing import Any, Self
 from kernelstore import plugins, settings
 from kernelstore.artifact import Artifact, ArtifactInfo, Program
 from kernelstore.codecs import Codec
-from kernelstore.db import blob, claims, programs, rows, statements
+from kernelstore.db import blob, claims, flusher, programs, rows, statements
 from kernelstore.db.claims import Claim
 from kernelstore.db.connection import LOCK_TIMEOUT_S
 from kernelstore.db.file import SharedLock, prepare
 from kernelstore.db.pool import Pool
-from kernelstore.db.tally import HeaderRow, Tally
+from kernelstore.db.tally import HeaderRow
 from kernelstore.errors import InvalidArgument, InvalidType, KeyNotFound, PayloadCorrupt, StoreError
 from kernelstore.explanation import Asked, Explanation
 from kernelstore.key import Key
@@ -28,13 +29,15 @@ from kernelstore.questions import Questions
 
 __all__ = ["Store"]
 
-# How long closing and exit wait for the write lock to flush the tally.
-_EXIT_TIMEOUT_S = 5.0
-
 # A program waits for its kernel meanwhile, and would rather have it unstored.
 _COMPILER_TIMEOUT_S = 5.0
 
 _KEYS_PER_PAGE = 1000
+
+# A hit on a damaged row waits for no other process's write; the row goes with a later one.
+_DROP_TIMEOUT_S = 0.05
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 # A header's row that is in use is written anew so often, to tell it from those that may go.
 _HEADER_TOUCH_NS = 86_400 * 10**9
@@ -87,9 +90,11 @@ class Store(Questions):
         # First of all: beside a file that is not ours no lock file is left.
         prepare(self._path, timeout_s=lock_timeout_s)
         lock = SharedLock(self._path, timeout_s=lock_timeout_s)
-        self._tally = Tally()
-        super().__init__(Pool(self._path, self._tally, timeout_s=lock_timeout_s))
+        super().__init__(Pool(self._path, timeout_s=lock_timeout_s))
+        self._tally = self._pool.tally
         self._finalizer = weakref.finalize(self, _finish, self._pool, lock)
+        self._finalizer.atexit = False  # `_close_all` closes all of them within one deadline
+        _stores.add(self)
 
     @property
     def path(self) -> Path:
@@ -420,9 +425,7 @@ class Store(Questions):
         -----
         Cost: one short write transaction; none when nothing waits.
         """
-        if self._tally:
-            with self._pool.write():
-                pass
+        flusher.flush(self._pool)
 
     def close(self) -> None:
         """Flush and close; a second call does nothing. Uses that cannot be written in 5 s are lost, with a warning."""
@@ -447,23 +450,31 @@ class Store(Questions):
         self._tally.count("corrupt", error.reason)
         _logger.warning("dropped a damaged row: %s; it will be compiled again", error)
         try:
-            with self._pool.write() as connection:
+            with self._pool.write(timeout_s=_DROP_TIMEOUT_S) as connection:
                 rows.delete(connection, statements.DELETE_DAMAGED, {"artifact_id": artifact_id, "checksum": checksum})
         except StoreError as failure:
             _logger.warning("the damaged row of %s stays for now: %s", key, failure)
 
 
-def _finish(pool: Pool, lock: SharedLock) -> None:
-    """Flush and close; runs once, by `Store.close`, when the store is collected, or at exit."""
-    if pool.tally:
-        try:
-            with pool.write(timeout_s=_EXIT_TIMEOUT_S):
-                pass
-        except StoreError as error:
-            lost = pool.tally.uses().total()
-            _logger.warning("%d uses and the counters of this process are lost: %s", lost, error)
+def _finish(pool: Pool, lock: SharedLock, timeout_s: float | None = None) -> None:
+    """Flush and close; runs once: by `Store.close`, when the store is collected, or at exit."""
+    try:
+        flusher.flush(pool, timeout_s=flusher.EXIT_TIMEOUT_S if timeout_s is None else timeout_s)
+    except StoreError as error:
+        flusher.warn_of_loss(pool, error)
     pool.close()
     lock.release()
+
+
+def _close_all() -> None:
+    deadline = time.monotonic() + flusher.EXIT_TIMEOUT_S
+    for store in list(_stores):
+        if (finalizer := store._finalizer.detach()) is not None:
+            _, finish, (pool, lock), _ = finalizer
+            finish(pool, lock, max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(_close_all)
 
 
 def _fits(path: str, row: HeaderRow) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kernelstore.db import statements
+from kernelstore.db import flusher, statements
 from kernelstore.db.connection import LOCK_TIMEOUT_S, connect
 from kernelstore.db.faults import translate
 from kernelstore.db.tally import Taken, Tally
@@ -39,15 +39,18 @@ class Pool:
     ----------
     path : Path
         A file that `kernelstore.db.file.prepare` has seen.
-    tally : Tally
-        What waits to be written; every write takes it along.
     timeout_s : float
         How long a write waits for the lock.
+
+    Attributes
+    ----------
+    tally : Tally
+        What waits to be written; every write takes it along.
     """
 
-    def __init__(self, path: Path, tally: Tally, *, timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    def __init__(self, path: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self.path = path
-        self.tally = tally
+        self.tally = Tally(self._wake)
         self.timeout_s = timeout_s
         self._closed = False
         self._start()
@@ -94,12 +97,18 @@ class Pool:
     def close(self) -> None:
         """Close all connections; a second call does nothing. The last one of all processes folds the WAL in."""
         self._closed = True
+        flusher.forget(self)
         with self._write_lock:
             while self._idle:
                 self._idle.pop().close()
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
+
+    def _wake(self) -> None:
+        # A closed store still counts, for nobody: its callers need not care.
+        if not self._closed:
+            flusher.wake(self)
 
     def _connect(self, *, query_only: bool) -> sqlite3.Connection:
         self.check_open()

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelstore.db import statements
@@ -22,6 +22,9 @@ HeaderRow = tuple[int, int, int, int, int, bytes, str]
 
 ScanRow = tuple[bytes, str, int]
 """Columns of the table `scan` behind its key, in their order, without the time of the last access."""
+
+# Some 400 bytes each. Reached only where so many kernels were hit and the file could not be written all the while.
+_MAX_USES = 100_000
 
 # Some 600 bytes a row. One more program's headers take the place of those that were not asked for the longest.
 _MAX_HEADERS = 20_000
@@ -37,14 +40,21 @@ class Tally:
 
     Counting takes one short lock and no SQL. `take` moves everything out, into an open transaction; what a failed
     transaction did not keep is given back with `restore`. A forked child starts with nothing.
+
+    Parameters
+    ----------
+    wake : callable, optional
+        Called when something begins to wait for a write. Memos wait for others' writes, and wake nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
+        self._wake = wake
         self._start()
         _tallies.add(self)
 
     def _start(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a finalizer that hits may run while its thread is counting.
+        self._lock = threading.RLock()
         self._uses: Counter[Key] = Counter()
         self._last_access_ns: dict[Key, int] = {}
         self._counters: Counter[tuple[str, str, str]] = Counter()
@@ -60,21 +70,35 @@ class Tally:
         now_ns = time.time_ns()
         day = _day(now_ns)
         with self._lock:
-            self._uses[key] += 1
-            self._last_access_ns[key] = now_ns
+            first = not self._counters
             self._counters[day, "hit", ""] += 1
             self._counters[day, "saved_us", ""] += round(saved_ms * 1000)
+            if len(self._uses) < _MAX_USES or key in self._uses:
+                self._uses[key] += 1
+                self._last_access_ns[key] = now_ns
+            else:
+                self._counters[day, "use_lost", ""] += 1
+        if first and self._wake is not None:
+            self._wake()
 
     def count(self, name: str, reason: str = "", value: int = 1) -> None:
         """Add to the counter `name`."""
         day = _day(time.time_ns())
         with self._lock:
+            first = not self._counters
             self._counters[day, name, reason] += value
+        if first and self._wake is not None:
+            self._wake()
 
     def uses(self) -> Counter[Key]:
         """Return the uses not yet written."""
         with self._lock:
             return self._uses.copy()
+
+    def use_of(self, key: Key) -> tuple[int, int]:
+        """Return one artifact's uses not yet written, and the time of the last in ns; (0, 0) where there is none."""
+        with self._lock:
+            return self._uses.get(key, 0), self._last_access_ns.get(key, 0)
 
     def counters(self) -> Counter[tuple[str, str, str]]:
         """Return the counters not yet written, by (day, name, reason)."""
@@ -135,6 +159,8 @@ class Tally:
             self._scans = taken.scans | self._scans
             for key, last_access_ns in taken.last_access_ns.items():
                 self._last_access_ns[key] = max(last_access_ns, self._last_access_ns.get(key, 0))
+        if taken.counters and self._wake is not None:
+            self._wake()
 
 
 @dataclass(frozen=True, slots=True)
