@@ -17,7 +17,8 @@
     |   |-- StoreUnavailable (OSError)    cannot be opened, read or written now
     |   |   |-- StoreLocked (TimeoutError)
     |   |   |-- StoreReadOnly (PermissionError)
-    |   |   `-- StoreFull
+    |   |   |-- StoreFull
+    |   |   `-- WalTooLong              a reader never ends
     |   |-- StoreCorrupt                  the file is damaged
     |   |-- SqlError (ValueError)         a statement given by the caller failed
     |   `-- UnusableFile                  will not be touched
@@ -102,6 +103,7 @@ __all__ = [
     "UnsupportedArch",
     "UnsupportedPTX",
     "UnusableFile",
+    "WalTooLong",
 ]
 
 
@@ -197,6 +199,10 @@ class StoreReadOnly(StoreUnavailable, PermissionError):
 
 class StoreFull(StoreUnavailable):
     """The disk, a quota or SQLite's page limit is reached; the transaction was rolled back. Field: ``path``."""
+
+
+class WalTooLong(StoreUnavailable):
+    """The WAL is over its limit, as a reader holds up its clean-up; nothing was written. Field: ``path``."""
 
 
 class StoreCorrupt(StoreError):

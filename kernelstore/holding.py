@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from kernelstore.errors import CompilerClosed
 from kernelstore.header_memo import Trace
 from kernelstore.key import Key
+from kernelstore.locks import new_lock
 
 if TYPE_CHECKING:
     from kernelstore.loader import Kernel, Module
@@ -38,7 +38,7 @@ class Holding:
     """Modules and their kernels. Threads may share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._held: dict[Hashable, Held] = {}
         self._kernels: dict[tuple[Module, str], Kernel] = {}
         self._modules: list[Module] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,6 +20,7 @@ from kernelstore.errors import (
     UnknownPlugin,
 )
 from kernelstore.key import Key
+from kernelstore.locks import new_lock
 from kernelstore.store import Store
 
 __all__ = ["Keeping"]
@@ -46,7 +46,7 @@ class Keeping:
     def __init__(self, store: Store | None = None, *, opens_default: bool = False) -> None:
         self._store = store
         self._opens = self._owns = store is None and opens_default
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._warned: set[str] = set()
 
     @property

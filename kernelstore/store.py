@@ -6,6 +6,7 @@ import atexit
 import json
 import logging
 import os
+import sqlite3
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ class Store(Questions):
         ------
         InvalidType, PayloadRejected, InvalidArgument
             An artifact is not what it says; nothing was written.
-        StoreClosed, StoreLocked, StoreFull, StoreReadOnly, StoreError
+        StoreClosed, StoreLocked, StoreFull, StoreReadOnly, WalTooLong, StoreError
             Nothing was written.
 
         Notes
@@ -183,12 +184,15 @@ class Store(Questions):
         prepared = [rows.Row(artifact, encoder) for artifact in artifacts]
         programs = {row.program.key: row.program for row in prepared if row.program is not None}
         program_rows = {key: rows.program_row(program) for key, program in programs.items()}
-        with self._pool.write(timeout_s=timeout_s) as connection:
+
+        def insert(connection: sqlite3.Connection) -> None:
             ids: dict[Key, int] = {}
             for row in prepared:
                 rows.insert(connection, row, program_rows, ids)
             if claim is not None:
                 claims.end(connection, claim)
+
+        self._pool.write(insert, timeout_s=timeout_s)
         for artifact in artifacts:
             _logger.debug("put %s: %s %s, %d bytes", artifact.key, artifact.kind, artifact.arch, artifact.size_bytes)
 
@@ -211,8 +215,8 @@ class Store(Questions):
         -----
         Cost: one write transaction.
         """
-        with self._pool.write() as connection:
-            return rows.delete(connection, statements.DELETE_ARTIFACT, {"key": Key(key)})
+        key = Key(key)
+        return self._pool.write(lambda connection: rows.delete(connection, statements.DELETE_ARTIFACT, {"key": key}))
 
     def __getitem__(self, key: Key | bytes | str) -> Artifact:
         artifact = self.get(key)
@@ -326,8 +330,7 @@ class Store(Questions):
         -----
         Cost: one short write transaction.
         """
-        with self._pool.write() as connection:
-            claims.end(connection, claim, state, log)
+        self._pool.write(lambda connection: claims.end(connection, claim, state, log))
 
     def toolchain_build(self, library: str, signature: str) -> str | None:
         """Return the build that was found in the compiler library with that path and stat signature.
@@ -449,9 +452,12 @@ class Store(Questions):
     def _drop_damaged(self, key: Key, artifact_id: int, checksum: bytes, error: PayloadCorrupt) -> None:
         self._tally.count("corrupt", error.reason)
         _logger.warning("dropped a damaged row: %s; it will be compiled again", error)
+        damaged = {"artifact_id": artifact_id, "checksum": checksum}
         try:
-            with self._pool.write(timeout_s=_DROP_TIMEOUT_S) as connection:
-                rows.delete(connection, statements.DELETE_DAMAGED, {"artifact_id": artifact_id, "checksum": checksum})
+            self._pool.write(
+                lambda connection: rows.delete(connection, statements.DELETE_DAMAGED, damaged),
+                timeout_s=_DROP_TIMEOUT_S,
+            )
         except StoreError as failure:
             _logger.warning("the damaged row of %s stays for now: %s", key, failure)
 

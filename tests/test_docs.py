@@ -126,7 +126,7 @@ def test_every_counter_is_documented() -> None:
     counted = set()
     for text in SOURCES.values():
         counted |= set(re.findall(r'\.count\(\s*"(\w+)"', text))
-        counted |= set(re.findall(r'_counters\[day, "(\w+)"', text))
+        counted |= set(re.findall(r'counters\[day, "(\w+)"', text))
 
     assert counted == {code(row[0])[0] for row in tables(sections(SCHEMA)["counter"])["counter"]}
 

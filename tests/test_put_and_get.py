@@ -236,8 +236,8 @@ def test_only_artifacts_are_put(store: Store) -> None:
 def test_a_full_database_is_said_and_earlier_rows_stay(store: Store, cubin: Artifact) -> None:
     """C63: SQLITE_FULL, here by SQLite's own page limit."""
     store.put(cubin)
-    with store._pool.write() as connection:
-        connection.execute("PRAGMA max_page_count = 1")  # SQLite makes that the pages there are
+    # SQLite makes that the pages there are.
+    store._pool.write(lambda connection: connection.execute("PRAGMA max_page_count = 1"))
 
     with pytest.raises(StoreFull):
         store.put(*(other_key(cubin, number) for number in range(100)))
@@ -327,10 +327,8 @@ def test_a_repaired_row_is_not_dropped_by_one_who_saw_it_damaged(path: Path, sto
     damage(path, "UPDATE blob SET data = ?, checksum = checksum", good)
     damage(path, "UPDATE blob SET checksum = x'00112233445566778899aabbccddeeff'")
 
-    with store._pool.write() as connection:
-        assert not connection.execute(
-            statements.DELETE_DAMAGED, {"artifact_id": rows[0][0], "checksum": rows[0][3]}
-        ).fetchall()
+    damaged = {"artifact_id": rows[0][0], "checksum": rows[0][3]}
+    assert not store._pool.write(lambda connection: connection.execute(statements.DELETE_DAMAGED, damaged).fetchall())
 
     assert len(store) == 1
 
@@ -364,15 +362,13 @@ def test_peeking_counts_no_use(store: Store, cubin: Artifact) -> None:
     assert store.stats().hits == 0
 
 
-def test_a_use_of_a_deleted_row_is_not_another_rows_use(store: Store, cubin: Artifact, rows: Rows) -> None:
+def test_a_use_of_a_deleted_row_is_not_another_rows_use(path: Path, store: Store, cubin: Artifact, rows: Rows) -> None:
     store.put(cubin)
     store.get(cubin.key)
-    store._pool.tally.restore(taken := store._pool.tally.take())
-    assert taken.uses
-    with store._pool.write() as connection:
-        connection.execute("DELETE FROM artifact")
-    other = other_key(cubin, 1)
-    store.put(other)
+    assert store._pool.tally.uses()
+    with Store(path) as other:
+        other.delete(cubin.key)
+        other.put(other_key(cubin, 1))
     store.flush()
 
     assert rows("SELECT usage_count FROM artifact") == [(0,)]

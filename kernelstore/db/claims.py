@@ -79,7 +79,8 @@ def take(pool: Pool, key: Key, dead: bytes | None = None) -> Claim:
     -----
     Cost: one short write transaction, which waits up to 5 s for the lock.
     """
-    with pool.write(timeout_s=min(_TIMEOUT_S, pool.timeout_s)) as connection:
+
+    def claim_or_look(connection: sqlite3.Connection) -> Claim:
         if connection.execute(statements.ARTIFACT_WITH_KEY, {"key": key}).fetchall():
             return Claim(key, "stored")
         found = connection.execute(statements.CLAIM_WITH_KEY, {"key": key}).fetchall()
@@ -92,6 +93,8 @@ def take(pool: Pool, key: Key, dead: bytes | None = None) -> Claim:
         connection.execute(statements.TAKE_CLAIM, own)
         return Claim(key, "won", nonce)
 
+    return pool.write(claim_or_look, timeout_s=min(_TIMEOUT_S, pool.timeout_s))
+
 
 def look(pool: Pool, key: Key) -> Claim | None:
     """Return how a compile stands; ``None`` where nobody claims it any more. One indexed read."""
@@ -101,9 +104,11 @@ def look(pool: Pool, key: Key) -> Claim | None:
 
 def beat(pool: Pool, claim: Claim) -> bool:
     """Tell those who wait that the owner lives; ``False`` where another one has taken over. One short transaction."""
-    with pool.write(timeout_s=min(_TIMEOUT_S, pool.timeout_s)) as connection:
-        found = connection.execute(statements.BEAT_CLAIM, {"key": claim.key, "nonce": claim.nonce}).fetchall()
-    return bool(found)
+
+    def count_up(connection: sqlite3.Connection) -> bool:
+        return bool(connection.execute(statements.BEAT_CLAIM, {"key": claim.key, "nonce": claim.nonce}).fetchall())
+
+    return pool.write(count_up, timeout_s=min(_TIMEOUT_S, pool.timeout_s))
 
 
 def end(connection: sqlite3.Connection, claim: Claim, state: str | None = None, log: str | None = None) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from typing import Any
 from urllib.parse import quote
 
-__all__ = ["LOCK_TIMEOUT_S", "PAGE_SIZE_BYTES", "connect"]
+from kernelstore.db import forks
+
+__all__ = ["LOCK_TIMEOUT_S", "PAGE_SIZE_BYTES", "Connection", "connect"]
 
 # Blobs of 10 to 200 KB read and write best at 8 KiB (SQLite, "Internal Versus External BLOBs").
 PAGE_SIZE_BYTES = 8192
@@ -36,9 +39,38 @@ _PRAGMAS = (
 )
 
 
+class Connection(sqlite3.Connection):
+    """A connection that no fork leaves open.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    uri : str
+        The same for SQLite, with its mode.
+    nested : bool
+        As `connect` takes it.
+    """
+
+    def __init__(self, path: str, uri: str, *, nested: bool, **options: Any) -> None:
+        self.path = path
+        forks.enter(self, nested=nested)
+        super().__init__(uri, uri=True, **options)
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        super().close()
+        forks.leave(self)
+
+
 def connect(
-    path: str | os.PathLike[str], *, mode: str = "rw", query_only: bool = False, timeout_s: float = LOCK_TIMEOUT_S
-) -> sqlite3.Connection:
+    path: str | os.PathLike[str],
+    *,
+    mode: str = "rw",
+    query_only: bool = False,
+    timeout_s: float = LOCK_TIMEOUT_S,
+    nested: bool = False,
+) -> Connection:
     """Open a connection in autocommit mode; transactions are begun by hand.
 
     Parameters
@@ -52,15 +84,22 @@ def connect(
         Whether statements that would write are refused.
     timeout_s : float
         How long a statement waits for a lock, ≥ 0.
+    nested : bool
+        Whether the thread has another connection in use meanwhile. Where none is, this waits while another thread
+        forks.
 
     Raises
     ------
     sqlite3.Error
         The file cannot be opened; SQLite opens lazily, so damage shows at the first statement.
+    StoreUnavailable
+        In a forked child whose parent was using the file at the fork.
     """
     uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
     # Threads take turns on a connection, guarded by its owner, so the module's own check is off.
-    connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+    connection = Connection(
+        os.fspath(path), uri, nested=nested, timeout=timeout_s, isolation_level=None, check_same_thread=False
+    )
     try:
         for pragma in _PRAGMAS:
             connection.execute(pragma)

@@ -15,11 +15,16 @@ from kernelstore.errors import (
     StoreUnavailable,
 )
 
-__all__ = ["translate"]
+__all__ = ["is_locked", "translate"]
 
 # Primary result codes (SQLite, "Result and Error Codes"); the extended code's low byte.
 _LOCKED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    """Return whether another one holds the lock that was asked for."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED
 
 
 def translate(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
@@ -31,7 +36,7 @@ def translate(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     told = f"{os.fspath(path)}: {error} ({name})"
-    if code in _LOCKED:
+    if is_locked(error):
         return StoreLocked(f"{told}; another process holds the write lock, try again later", path=path)
     if code in _READ_ONLY:
         return StoreReadOnly(f"{told}; make the file and its directory writable for this user", path=path)

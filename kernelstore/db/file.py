@@ -7,15 +7,15 @@ import errno
 import fcntl
 import os
 import sqlite3
-import threading
 import time
 from enum import Enum
 from pathlib import Path
 
 from kernelstore.db.connection import LOCK_TIMEOUT_S, PAGE_SIZE_BYTES, connect
-from kernelstore.db.faults import translate
+from kernelstore.db.faults import is_locked, translate
 from kernelstore.db.statements import REVISION
 from kernelstore.errors import ForeignFile, NotADatabase, SchemaTooNew, SqliteTooOld, StoreLocked, StoreUnavailable
+from kernelstore.locks import new_lock
 
 __all__ = ["APPLICATION_ID", "SharedLock", "prepare"]
 
@@ -31,7 +31,7 @@ _NEEDS_RECOVERY = frozenset({sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_RE
 _MINIMUM_BYTES = 512
 
 # Two threads of one process that make one file would race in alembic, whose context is a module global.
-_preparing = threading.Lock()
+_preparing = new_lock()
 
 
 class _State(Enum):
@@ -163,7 +163,7 @@ def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchall()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+            if not is_locked(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(0.01)
         else:

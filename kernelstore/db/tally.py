@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernelstore.db import statements
 from kernelstore.key import Key
 
-__all__ = ["HeaderRow", "ScanRow", "Taken", "Tally"]
+__all__ = ["Batch", "HeaderRow", "ScanRow", "Tally"]
 
 HeaderRow = tuple[int, int, int, int, int, bytes, str]
 """Columns of the table `header` behind its path, in their order, without the time of the last access."""
@@ -32,14 +30,13 @@ _MAX_HEADERS = 20_000
 # Some 20 KB a row for 400 headers.
 _MAX_SCANS = 1000
 
-_tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
-
 
 class Tally:
     """Uses by key, counters by (day, name, reason), toolchain and header memos, kept in memory.
 
-    Counting takes one short lock and no SQL. `take` moves everything out, into an open transaction; what a failed
-    transaction did not keep is given back with `restore`. A forked child starts with nothing.
+    Counting takes one short lock and no SQL. One writer at a time moves everything out with `take`, and ends with
+    either `written` or `restore`; both do nothing where nothing is out, so that they may be called again after an
+    interrupt. A forked child starts with nothing.
 
     Parameters
     ----------
@@ -49,35 +46,34 @@ class Tally:
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
         self._wake = wake
-        self._start()
-        _tallies.add(self)
+        self.start_anew()
 
-    def _start(self) -> None:
+    def start_anew(self) -> None:
+        """Begin with nothing, and a free lock; also in a forked child, as the parent writes what it counted."""
         # Reentrant: a finalizer that hits may run while its thread is counting.
         self._lock = threading.RLock()
-        self._uses: Counter[Key] = Counter()
-        self._last_access_ns: dict[Key, int] = {}
-        self._counters: Counter[tuple[str, str, str]] = Counter()
-        self._toolchains: dict[str, tuple[str, str]] = {}
-        self._headers: dict[str, HeaderRow] = {}
-        self._scans: dict[bytes, ScanRow] = {}
+        self._waiting = Batch()
+        # Taken out and not yet known to be written. It changes together with what waits, in one assignment, so that an
+        # interrupt neither loses nor doubles anything.
+        self._out: Batch | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._uses or self._counters or self._toolchains or self._headers or self._scans)
+        return bool(self._waiting)
 
     def use(self, key: Key, saved_ms: float) -> None:
         """Count one hit served from the file."""
         now_ns = time.time_ns()
         day = _day(now_ns)
         with self._lock:
-            first = not self._counters
-            self._counters[day, "hit", ""] += 1
-            self._counters[day, "saved_us", ""] += round(saved_ms * 1000)
-            if len(self._uses) < _MAX_USES or key in self._uses:
-                self._uses[key] += 1
-                self._last_access_ns[key] = now_ns
+            waiting = self._waiting
+            first = not waiting.counters
+            waiting.counters[day, "hit", ""] += 1
+            waiting.counters[day, "saved_us", ""] += round(saved_ms * 1000)
+            if len(waiting.uses) < _MAX_USES or key in waiting.uses:
+                waiting.last_access_ns[key] = now_ns
+                waiting.uses[key] += 1
             else:
-                self._counters[day, "use_lost", ""] += 1
+                waiting.counters[day, "use_lost", ""] += 1
         if first and self._wake is not None:
             self._wake()
 
@@ -85,94 +81,112 @@ class Tally:
         """Add to the counter `name`."""
         day = _day(time.time_ns())
         with self._lock:
-            first = not self._counters
-            self._counters[day, name, reason] += value
+            counters = self._waiting.counters
+            first = not counters
+            counters[day, name, reason] += value
         if first and self._wake is not None:
             self._wake()
 
     def uses(self) -> Counter[Key]:
-        """Return the uses not yet written."""
+        """Return the uses that wait."""
         with self._lock:
-            return self._uses.copy()
+            return self._waiting.uses.copy()
 
     def use_of(self, key: Key) -> tuple[int, int]:
-        """Return one artifact's uses not yet written, and the time of the last in ns; (0, 0) where there is none."""
+        """Return one artifact's uses that wait, and the time of the last in ns; (0, 0) where there is none."""
         with self._lock:
-            return self._uses.get(key, 0), self._last_access_ns.get(key, 0)
+            return self._waiting.uses.get(key, 0), self._waiting.last_access_ns.get(key, 0)
 
     def counters(self) -> Counter[tuple[str, str, str]]:
-        """Return the counters not yet written, by (day, name, reason)."""
+        """Return the counters that wait, by (day, name, reason)."""
         with self._lock:
-            return self._counters.copy()
+            return self._waiting.counters.copy()
 
     def toolchain(self, library: str) -> tuple[str, str] | None:
         """Return the (signature, build) that waits for that library."""
         with self._lock:
-            return self._toolchains.get(library)
+            return self._waiting.toolchains.get(library)
 
     def remember_toolchain(self, library: str, signature: str, build: str) -> None:
         """Keep the build of a compiler library."""
         with self._lock:
-            self._toolchains[library] = signature, build
+            self._waiting.toolchains[library] = signature, build
 
     def headers(self, paths: Sequence[str]) -> dict[str, HeaderRow]:
         """Return the rows that wait for those paths."""
         with self._lock:
-            return {path: self._headers[path] for path in paths if path in self._headers}
+            headers = self._waiting.headers
+            return {path: headers[path] for path in paths if path in headers}
 
     def remember_headers(self, rows: Mapping[str, HeaderRow]) -> None:
         """Keep what was read in headers, by path; of more than fit into the table, the newest."""
         with self._lock:
-            self._headers.update(rows)
-            for path in list(self._headers)[: max(0, len(self._headers) - _MAX_HEADERS)]:
-                del self._headers[path]
+            headers = self._waiting.headers
+            headers.update(rows)
+            for path in list(headers)[: max(0, len(headers) - _MAX_HEADERS)]:
+                del headers[path]
 
     def scan(self, key: bytes) -> ScanRow | None:
         """Return the row that waits for that key."""
         with self._lock:
-            return self._scans.get(key)
+            return self._waiting.scans.get(key)
 
     def remember_scan(self, key: bytes, row: ScanRow) -> None:
         """Keep a scan; of more than fit into the table, the newest."""
         with self._lock:
-            self._scans[key] = row
-            if len(self._scans) > _MAX_SCANS:
-                del self._scans[next(iter(self._scans))]
+            scans = self._waiting.scans
+            scans[key] = row
+            if len(scans) > _MAX_SCANS:
+                del scans[next(iter(scans))]
 
-    def take(self) -> Taken:
-        """Take everything out, to be written or restored."""
+    def take(self) -> Batch:
+        """Return all that waits, to be written; it is out from now on."""
         with self._lock:
-            taken = Taken(
-                self._uses, self._last_access_ns, self._counters, self._toolchains, self._headers, self._scans
-            )
-            self._uses, self._last_access_ns, self._counters = Counter(), {}, Counter()
-            self._toolchains, self._headers, self._scans = {}, {}, {}
+            taken = self._waiting
+            self._out, self._waiting = taken, Batch()
             return taken
 
-    def restore(self, taken: Taken) -> None:
-        """Give back what a failed transaction did not keep."""
+    def written(self) -> None:
+        """Drop what is out: it is in the file."""
+        self._out = None
+
+    def restore(self) -> None:
+        """Let what is out wait again: it did not get into the file."""
         with self._lock:
-            self._uses.update(taken.uses)
-            self._counters.update(taken.counters)
-            self._toolchains = taken.toolchains | self._toolchains
-            self._headers = taken.headers | self._headers
-            self._scans = taken.scans | self._scans
-            for key, last_access_ns in taken.last_access_ns.items():
-                self._last_access_ns[key] = max(last_access_ns, self._last_access_ns.get(key, 0))
-        if taken.counters and self._wake is not None:
+            out = self._out
+            if out is None:
+                return
+            self._waiting, self._out = out | self._waiting, None
+        if out.counters and self._wake is not None:
             self._wake()
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What was taken out of a tally at once."""
+class Batch:
+    """What is written at once."""
 
-    uses: Counter[Key]
-    last_access_ns: dict[Key, int]
-    counters: Counter[tuple[str, str, str]]
-    toolchains: dict[str, tuple[str, str]]
-    headers: dict[str, HeaderRow]
-    scans: dict[bytes, ScanRow]
+    uses: Counter[Key] = field(default_factory=Counter)
+    last_access_ns: dict[Key, int] = field(default_factory=dict)
+    counters: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    toolchains: dict[str, tuple[str, str]] = field(default_factory=dict)
+    headers: dict[str, HeaderRow] = field(default_factory=dict)
+    scans: dict[bytes, ScanRow] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.uses or self.counters or self.toolchains or self.headers or self.scans)
+
+    def __or__(self, later: Batch) -> Batch:
+        last_access_ns = dict(self.last_access_ns)
+        for key, time_ns in later.last_access_ns.items():
+            last_access_ns[key] = max(time_ns, last_access_ns.get(key, 0))
+        return Batch(
+            self.uses + later.uses,
+            last_access_ns,
+            self.counters + later.counters,
+            self.toolchains | later.toolchains,
+            self.headers | later.headers,
+            self.scans | later.scans,
+        )
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write everything within the transaction that is open on `connection`."""
@@ -223,14 +237,6 @@ class Taken:
         )
         connection.execute(statements.DROP_OLD_SCANS, {"limit": _MAX_SCANS})
 
-
-def _after_fork_in_child() -> None:
-    # The parent writes what it counted; its lock may have been held by a thread that the child does not have.
-    for tally in list(_tallies):
-        tally._start()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _DAY_NS = 86_400 * 10**9
 _days: dict[int, str] = {}

@@ -86,7 +86,8 @@ def test_the_indexes_people_search_by_are_used(path: Path) -> None:
 
 def test_archs_and_driver_versions_are_ordered_as_numbers(store: Store) -> None:
     """C14: '12040' < '9000' and 'sm_100' < 'sm_90' as text."""
-    with store._pool.write() as connection:
+
+    def insert(connection: sqlite3.Connection) -> None:
         for number, (arch, driver_version) in enumerate(
             [("sm_100", 13000), ("sm_90a", 12040), ("sm_75", 9000), ("sm_120", 12090), ("sm_90", 9010)]
         ):
@@ -105,6 +106,7 @@ def test_archs_and_driver_versions_are_ordered_as_numbers(store: Store) -> None:
                 ),
             )
 
+    store._pool.write(insert)
     at_least_90 = store.sql(
         "SELECT arch FROM artifact WHERE arch_major * 10 + arch_minor >= 90 ORDER BY arch_major, arch_minor, arch_suffix"
     )
