@@ -1,0 +1,114 @@
+"""What may grow stays bounded: the WAL under a reader that never ends, open files, what an interrupt leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sqlite3
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from kernelstore import Artifact, Key, Store
+from kernelstore.db import pool
+from kernelstore.errors import WalTooLong
+
+
+def _other_key(artifact: Artifact, number: int) -> Artifact:
+    return dataclasses.replace(artifact, key=Key(number.to_bytes(32, "big")))
+
+
+def test_a_reader_that_never_ends_stops_writes_at_the_limit_and_no_longer_than_it_reads(
+    path: Path, store: Store, cubin: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_CHECKPOINT_BYTES", 2**16)
+    monkeypatch.setattr(pool, "_MAX_WAL_BYTES", 2**20)
+    wal = Path(f"{path}-wal")
+    store.put(cubin)
+    put = 0
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM artifact").fetchone()
+        with contextlib.suppress(WalTooLong):
+            for put in range(1, 10_000):
+                store.put(_other_key(cubin, put))
+        assert 2**20 < wal.stat().st_size < 2**21
+        # Hits go on, and are counted for later.
+        assert store.get(cubin.key) is not None
+        with pytest.raises(WalTooLong):
+            store.flush()
+        reader.execute("COMMIT")
+
+    store.put(_other_key(cubin, put))
+    store.flush()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*), sum(usage_count) FROM artifact").fetchone() == (put + 1, 1)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    size = wal.stat().st_size
+    for number in range(put):
+        store.put(_other_key(cubin, 20_000 + number))
+    assert wal.stat().st_size <= 2 * size
+
+
+def test_an_interrupt_at_any_line_of_a_write_leaves_it_whole(path: Path, store: Store, cubin: Artifact) -> None:
+    """C-c comes between any two lines: the row is there or not, the next write works, and uses are counted once."""
+    store.put(cubin)
+    interrupted, uses, kept = 0, 0, 0
+    while True:
+        assert store.get(cubin.key) is not None
+        uses += 1
+        other = _other_key(cubin, interrupted + 1)
+        done = _interrupt_at_line(interrupted, lambda other=other: store.put(other))
+        store.flush()
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            count, used = connection.execute("SELECT count(*), sum(usage_count) FROM artifact").fetchone()
+        assert used == uses
+        assert count - 1 - kept in ((1,) if done else (0, 1))
+        kept = count - 1
+        if done:
+            break
+        interrupted += 1
+    assert interrupted > 50
+
+
+def _interrupt_at_line(number: int, work: Any) -> bool:
+    """Raise KeyboardInterrupt at one line of the package's database layer; whether the work ended before it."""
+    left = number
+    directory = os.path.dirname(pool.__file__)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if os.path.dirname(frame.f_code.co_filename) != directory:
+            return None
+        if event == "line":
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(before)
+    return True
+
+
+def test_200_stores_leave_no_file_open(path: Path, cubin: Artifact) -> None:
+    with Store(path) as store:
+        store.put(cubin)
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("this system does not list a process's open files")
+    before = len(list(descriptors.iterdir()))
+    for _ in range(200):
+        with Store(path) as store:
+            assert store.get(cubin.key) is not None
+    assert len(list(descriptors.iterdir())) <= before
