@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import threading
 from typing import Any, NoReturn
 
 from kernelstore.cuda import results
 from kernelstore.cuda.calls import Driver
 from kernelstore.errors import NoDriver
+from kernelstore.locks import new_lock
 
 __all__ = [
     "compute_capability",
@@ -42,7 +42,7 @@ class _Process:
     """What this process knows of CUDA."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.driver: Driver | None = None
         self.version: int | None = None
         self.version_known = False
@@ -183,8 +183,6 @@ def _initialised() -> Driver:
 
 
 def _after_fork_in_child() -> None:
-    # Another thread of the parent may have held it.
-    _process.lock = threading.Lock()
     if _process.driver is not None:
         _process.driver.api = _ForkedApi()
 

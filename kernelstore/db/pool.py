@@ -133,6 +133,7 @@ class Pool:
                 writer = self._begin(deadline)
                 done = work(writer)
                 writer.execute("COMMIT")
+                # Before the checkpoint begins a transaction of its own, which `_end` could take for this one.
                 self.tally.written()
                 self._checkpoint_if_long(writer)
             except sqlite3.Error as error:
