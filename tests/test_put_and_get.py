@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sharing import other_key
 
 from kernelstore import Artifact, Key, Store, Symbol
 from kernelstore.db import rows as rows_module
@@ -38,10 +39,6 @@ def damage(path: Path, statement: str, *parameters: object) -> None:
     connection.execute(statement, parameters)
     connection.commit()
     connection.close()
-
-
-def other_key(artifact: Artifact, number: int) -> Artifact:
-    return dataclasses.replace(artifact, key=Key(number.to_bytes(32, "big")))
 
 
 def test_an_artifact_comes_back_as_it_was_put(store: Store, cubin: Artifact) -> None:

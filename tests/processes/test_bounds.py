@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import linecache
 import os
 import sqlite3
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from sharing import other_key
 
-from kernelstore import Artifact, Key, Store
+from kernelstore import Artifact, Store
 from kernelstore.db import pool
 from kernelstore.errors import WalTooLong
-
-
-def _other_key(artifact: Artifact, number: int) -> Artifact:
-    return dataclasses.replace(artifact, key=Key(number.to_bytes(32, "big")))
 
 
 def test_a_reader_that_never_ends_stops_writes_at_the_limit_and_no_longer_than_it_reads(
@@ -30,12 +28,17 @@ def test_a_reader_that_never_ends_stops_writes_at_the_limit_and_no_longer_than_i
     wal = Path(f"{path}-wal")
     store.put(cubin)
     put = 0
+
+    def put_for_ever() -> None:
+        nonlocal put
+        for put in range(1, 10_000):
+            store.put(other_key(cubin, put))
+
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM artifact").fetchone()
-        with contextlib.suppress(WalTooLong):
-            for put in range(1, 10_000):
-                store.put(_other_key(cubin, put))
+        with pytest.raises(WalTooLong):
+            put_for_ever()
         assert 2**20 < wal.stat().st_size < 2**21
         # Hits go on, and are counted for later.
         assert store.get(cubin.key) is not None
@@ -43,14 +46,14 @@ def test_a_reader_that_never_ends_stops_writes_at_the_limit_and_no_longer_than_i
             store.flush()
         reader.execute("COMMIT")
 
-    store.put(_other_key(cubin, put))
+    store.put(other_key(cubin, put))
     store.flush()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT count(*), sum(usage_count) FROM artifact").fetchone() == (put + 1, 1)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     size = wal.stat().st_size
     for number in range(put):
-        store.put(_other_key(cubin, 20_000 + number))
+        store.put(other_key(cubin, 20_000 + number))
     assert wal.stat().st_size <= 2 * size
 
 
@@ -61,9 +64,13 @@ def test_an_interrupt_at_any_line_of_a_write_leaves_it_whole(path: Path, store: 
     while True:
         assert store.get(cubin.key) is not None
         uses += 1
-        other = _other_key(cubin, interrupted + 1)
+        other = other_key(cubin, interrupted + 1)
         done = _interrupt_at_line(interrupted, lambda other=other: store.put(other))
-        store.flush()
+        # By another thread: a lock that was not given back would be free for this one.
+        thread = threading.Thread(target=_flush_and_open, args=(store, path), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
         with contextlib.closing(sqlite3.connect(path)) as connection:
             count, used = connection.execute("SELECT count(*), sum(usage_count) FROM artifact").fetchone()
         assert used == uses
@@ -75,6 +82,11 @@ def test_an_interrupt_at_any_line_of_a_write_leaves_it_whole(path: Path, store: 
     assert interrupted > 50
 
 
+def _flush_and_open(store: Store, path: Path) -> None:
+    store.flush()
+    Store(path).close()
+
+
 def _interrupt_at_line(number: int, work: Any) -> bool:
     """Raise KeyboardInterrupt at one line of the package's database layer; whether the work ended before it."""
     left = number
@@ -84,7 +96,7 @@ def _interrupt_at_line(number: int, work: Any) -> bool:
         nonlocal left
         if os.path.dirname(frame.f_code.co_filename) != directory:
             return None
-        if event == "line":
+        if event == "line" and not _leaves_with(frame):
             left -= 1
             if left == -1:
                 raise KeyboardInterrupt
@@ -99,6 +111,13 @@ def _interrupt_at_line(number: int, work: Any) -> bool:
     finally:
         sys.settrace(before)
     return True
+
+
+def _leaves_with(frame: FrameType) -> bool:
+    """Whether a `with` is about to call `__exit__`: Python runs no signal handler between its block and that call."""
+    code, line = frame.f_code, frame.f_lineno
+    entry = next(start for start, _, its_line in code.co_lines() if its_line == line)
+    return frame.f_lasti > entry and linecache.getline(code.co_filename, line).lstrip().startswith("with ")
 
 
 def test_200_stores_leave_no_file_open(path: Path, cubin: Artifact) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import sqlite3
@@ -13,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sharing import other_key, write_lock
 
-from kernelstore import Artifact, Compiler, Key, Store
+from kernelstore import Artifact, Compiler, Store
 from kernelstore.db import forks
 from kernelstore.db.connection import Connection
 from kernelstore.errors import StoreUnavailable
@@ -22,7 +22,7 @@ from kernelstore.errors import StoreUnavailable
 Rows = Callable[..., list[tuple[object, ...]]]
 
 
-def _in_child(work: Callable[[], object]) -> int:
+def _start_child(work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         status = 1
@@ -31,11 +31,15 @@ def _in_child(work: Callable[[], object]) -> int:
             status = 0
         finally:
             os._exit(status)
+    return child
+
+
+def _exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _other_key(artifact: Artifact, number: int) -> Artifact:
-    return dataclasses.replace(artifact, key=Key(number.to_bytes(32, "big")))
+def _in_child(work: Callable[[], object]) -> int:
+    return _exit_code(_start_child(work))
 
 
 @contextlib.contextmanager
@@ -102,21 +106,17 @@ def test_what_a_child_puts_after_its_parent_has_closed_is_there(
     store.put(cubin)
     reading, writing = os.pipe()
 
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.read(reading, 1)
-            store.put(_other_key(cubin, 1))
-            status = 0
-        finally:
-            os._exit(status)
+    def work() -> None:
+        os.read(reading, 1)
+        store.put(other_key(cubin, 1))
+
+    child = _start_child(work)
     store.close()
     with Store(path) as another:
         another.get(cubin.key)
     os.write(writing, b"!")
 
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert _exit_code(child) == 0
     os.close(reading)
     os.close(writing)
     assert rows("SELECT count(*) FROM artifact") == [(2,)]
@@ -133,7 +133,7 @@ def test_a_child_does_not_count_what_its_parent_counted(path: Path, store: Store
     assert rows("SELECT usage_count FROM artifact") == [(1,)]
 
 
-def test_forks_while_threads_write_and_read(path: Path, store: Store, cubin: Artifact, rows: Rows) -> None:
+def test_forks_while_threads_write_and_read(store: Store, cubin: Artifact, rows: Rows) -> None:
     """No child is without the store, no put is lost, and no thread meets an error."""
     numbers = iter(range(1, 10**6))
     counting = threading.Lock()
@@ -141,7 +141,7 @@ def test_forks_while_threads_write_and_read(path: Path, store: Store, cubin: Art
     def put() -> None:
         with counting:
             number = next(numbers)
-        store.put(_other_key(cubin, number))
+        store.put(other_key(cubin, number))
 
     def get() -> None:
         assert store.get(cubin.key) is not None
@@ -149,7 +149,7 @@ def test_forks_while_threads_write_and_read(path: Path, store: Store, cubin: Art
     def work(child: int) -> Callable[[], object]:
         def run() -> None:
             assert store.get(cubin.key) is not None
-            store.put(_other_key(cubin, 10**6 + child))
+            store.put(other_key(cubin, 10**6 + child))
 
         return run
 
@@ -183,7 +183,7 @@ def test_a_store_goes_into_the_children_of_multiprocessing(
 ) -> None:
     """As an argument: it is pickled, and opened there."""
     with multiprocessing.get_context(method).Pool(2) as pool:
-        numbers = pool.starmap(_put, [(store, _other_key(cubin, number)) for number in range(10)])
+        numbers = pool.starmap(_put, [(store, other_key(cubin, number)) for number in range(10)])
         pool.close()
         pool.join()
 
@@ -209,13 +209,11 @@ def test_a_fork_lets_go_of_a_write_that_waits_for_the_lock(path: Path, store: St
         return begin(deadline)
 
     store._pool._begin_immediate = begin_and_tell  # type: ignore[method-assign]
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with write_lock(path):
         thread = threading.Thread(target=store.put, args=(cubin,))
         thread.start()
         waiting.wait()
         assert _in_child(lambda: store.get(cubin.key)) == 0
-        other.execute("ROLLBACK")
     thread.join()
 
     assert store.get(cubin.key) is not None
@@ -272,10 +270,10 @@ def test_a_child_whose_parent_was_using_the_file_does_without_it(
     with _in_use(path):
         assert _in_child(work) == 0
         assert store.get(cubin.key) is not None
-        store.put(_other_key(cubin, 1))
+        store.put(other_key(cubin, 1))
     other.close()
 
-    assert _in_child(lambda: store.put(_other_key(cubin, 2))) == 0
+    assert _in_child(lambda: store.put(other_key(cubin, 2))) == 0
     assert len(store) == 3
 
 

@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sharing import write_lock
 
 from kernelstore import Artifact, Store
 from kernelstore.db import flusher
@@ -26,14 +26,6 @@ HITS = 200
 def stored(store: Store, cubin: Artifact) -> Artifact:
     store.put(cubin)
     return cubin
-
-
-@contextlib.contextmanager
-def write_lock(path: Path) -> Iterator[None]:
-    """The lock, held as another process would."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
 
 
 def uses(path: Path) -> int:
