@@ -16,6 +16,7 @@ import sqlalchemy
 from alembic import autogenerate, command
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sharing import take_back_to_0001
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -184,11 +185,7 @@ def test_a_file_of_revision_0001_is_upgraded_in_place(path: Path, store: Store, 
     """F45."""
     store.put(cubin)
     store.close()
-    with connect(path) as connection:
-        connection.execute("DROP TABLE scan")
-        connection.execute("UPDATE alembic_version SET version_num = '0001'")
-        connection.execute("PRAGMA user_version = 1")
-    connection.close()
+    take_back_to_0001(path)
 
     with Store(path) as upgraded:
         found = upgraded.get(cubin.key)

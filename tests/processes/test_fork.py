@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sharing import other_key, write_lock
+from sharing import exit_code, other_key, start_child, write_lock
 
 from kernelstore import Artifact, Compiler, Store
 from kernelstore.db import forks
@@ -22,24 +22,8 @@ from kernelstore.errors import StoreUnavailable
 Rows = Callable[..., list[tuple[object, ...]]]
 
 
-def _start_child(work: Callable[[], object]) -> int:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return child
-
-
-def _exit_code(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def _in_child(work: Callable[[], object]) -> int:
-    return _exit_code(_start_child(work))
+    return exit_code(start_child(work))
 
 
 @contextlib.contextmanager
@@ -110,13 +94,13 @@ def test_what_a_child_puts_after_its_parent_has_closed_is_there(
         os.read(reading, 1)
         store.put(other_key(cubin, 1))
 
-    child = _start_child(work)
+    child = start_child(work)
     store.close()
     with Store(path) as another:
         another.get(cubin.key)
     os.write(writing, b"!")
 
-    assert _exit_code(child) == 0
+    assert exit_code(child) == 0
     os.close(reading)
     os.close(writing)
     assert rows("SELECT count(*) FROM artifact") == [(2,)]
