@@ -94,7 +94,7 @@ class Store(Questions):
         super().__init__(Pool(self._path, timeout_s=lock_timeout_s))
         self._tally = self._pool.tally
         self._finalizer = weakref.finalize(self, _finish, self._pool, lock)
-        self._finalizer.atexit = False  # `_close_all` closes all of them within one deadline
+        self._finalizer.atexit = False  # `_finish_all` has one deadline for all of them
         _stores.add(self)
 
     @property
@@ -462,25 +462,30 @@ class Store(Questions):
             _logger.warning("the damaged row of %s stays for now: %s", key, failure)
 
 
-def _finish(pool: Pool, lock: SharedLock, timeout_s: float | None = None) -> None:
-    """Flush and close; runs once: by `Store.close`, when the store is collected, or at exit."""
-    try:
-        flusher.flush(pool, timeout_s=flusher.EXIT_TIMEOUT_S if timeout_s is None else timeout_s)
-    except StoreError as error:
-        flusher.warn_of_loss(pool, error)
+def _finish(pool: Pool, lock: SharedLock) -> None:
+    """Flush and close; runs once: by `Store.close` or when the store is collected."""
+    _flush_or_warn(pool, flusher.EXIT_TIMEOUT_S)
     pool.close()
     lock.release()
 
 
-def _close_all() -> None:
+def _finish_all() -> None:
+    """At exit: flush within one deadline. Nothing is closed for daemon threads, which go on until the very end."""
     deadline = time.monotonic() + flusher.EXIT_TIMEOUT_S
     for store in list(_stores):
-        if (finalizer := store._finalizer.detach()) is not None:
-            _, finish, (pool, lock), _ = finalizer
-            finish(pool, lock, max(0.0, deadline - time.monotonic()))
+        if store._finalizer.detach() is not None:
+            _flush_or_warn(store._pool, max(0.0, deadline - time.monotonic()))
+            store._pool.close_unused()
 
 
-atexit.register(_close_all)
+def _flush_or_warn(pool: Pool, timeout_s: float) -> None:
+    try:
+        flusher.flush(pool, timeout_s=timeout_s)
+    except StoreError as error:
+        flusher.warn_of_loss(pool, error)
+
+
+atexit.register(_finish_all)
 
 
 def _fits(path: str, row: HeaderRow) -> bool:

@@ -28,7 +28,7 @@ from kernelstore.db.statements import REVISION
 Tell = Callable[[int], object]
 
 # A fresh file after so many kills, as checking takes the longer the more it holds.
-_KILLS_PER_FILE = 40
+_KILLS_PER_FILE = 10
 
 kills = pytest.mark.parametrize("kills", [25, pytest.param(1000, marks=pytest.mark.long)])
 
