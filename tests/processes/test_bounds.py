@@ -8,6 +8,7 @@ import os
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -120,14 +121,46 @@ def _leaves_with(frame: FrameType) -> bool:
     return frame.f_lasti > entry and linecache.getline(code.co_filename, line).lstrip().startswith("with ")
 
 
-def test_200_stores_leave_no_file_open(path: Path, cubin: Artifact) -> None:
+def test_200_stores_leave_no_file_and_no_thread(path: Path, cubin: Artifact) -> None:
     with Store(path) as store:
         store.put(cubin)
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         pytest.skip("this system does not list a process's open files")
-    before = len(list(descriptors.iterdir()))
+    files, threads = len(list(descriptors.iterdir())), threading.active_count()
     for _ in range(200):
         with Store(path) as store:
             assert store.get(cubin.key) is not None
-    assert len(list(descriptors.iterdir())) <= before
+    assert len(list(descriptors.iterdir())) <= files
+    assert threading.active_count() <= threads + 1  # the flusher, for all stores
+
+
+def test_nothing_opens_the_file_but_sqlite(tmp_path: Path, run_python: Callable[..., str]) -> None:
+    """F29: whoever opens the file by other means drops SQLite's locks when closing it."""
+    assert run_python(AUDITED, tmp_path / "a" / "cache.db").endswith("0 0 0 0 0\n")
+
+
+AUDITED = """
+import sys
+path = sys.argv[1]
+own = {path, path + "-wal", path + "-shm", path + "-journal"}
+def audit(event, arguments):
+    assert event != "open" or str(arguments[0]) not in own, arguments
+sys.addaudithook(audit)
+
+from kernelstore import Compiler, Store, cli
+statuses = []
+with Store(path) as store, Compiler(store) as compiler:
+    artifact = compiler.compile("__global__ void k() {}", "ptx", arch="compute_90", name_expressions=("k",))
+    store.put(artifact)
+    assert store.get(artifact.key) and list(store.search()) and store.stats() and store.sql("SELECT 1")
+    compiler.explain("__global__ void j() {}", "ptx", arch="compute_90")
+    for command in (["stats"], ["ls"], ["show", str(artifact.key)], ["sql", "SELECT 1"], ["doctor"]):
+        sys.argv = ["kernelstore", *command, "--db", path]
+        try:
+            cli.main()
+        except SystemExit as end:
+            statuses.append(end.code)
+    store.delete(artifact.key)
+print(*statuses)
+"""

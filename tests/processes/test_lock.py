@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import subprocess
 import sys
 import time
@@ -110,6 +112,20 @@ def test_hits_go_on(
     assert (store.get(cubin.key) is None) == (name == "evicts")
     store.flush()
     check_whole(path)
+
+
+def test_a_write_has_the_lock_before_it_reads(path: Path, store: Store) -> None:
+    """C50, F35: one that reads first and is overtaken would fail at once, whatever it would have waited."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        with (
+            contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other,
+            pytest.raises(sqlite3.OperationalError, match="locked"),
+        ):
+            other.execute("BEGIN IMMEDIATE")
+        connection.execute("SELECT count(*) FROM artifact").fetchall()
+
+    store._pool.write(work)
 
 
 @pytest.mark.parametrize("name", WRITES)
