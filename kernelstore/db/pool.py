@@ -27,8 +27,10 @@ _MAX_IDLE = 8
 # A checkpoint follows the commit that leaves the WAL above this; some 1,000 puts of small cubins.
 _CHECKPOINT_BYTES = 4 * 2**20
 
-# Above this nothing more is written until a checkpoint gets through: a reader that never ends holds it up.
+# Above this nothing more is written until a checkpoint gets through: a reader that never ends holds it up. Others end
+# soon, and are waited for.
 _MAX_WAL_BYTES = 64 * 2**20
+_READER_TIMEOUT_S = 1.0
 
 # SQLite waits for the lock no longer at a time, so that a thread that waits lets go for a fork.
 _SLICE_S = 0.05
@@ -195,7 +197,26 @@ class Pool:
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise StoreLocked(f"{self.path}: another thread is writing; try again later", path=self.path)
         self._lock_holder = threading.get_ident()
-        writer = self._begin_immediate(deadline)
+        reader_deadline = min(deadline, time.monotonic() + _READER_TIMEOUT_S)
+        while True:
+            writer = self._begin_immediate(deadline)
+            self._check_min_writer(writer)
+            if self._wal_bytes() <= _MAX_WAL_BYTES or self._checkpoint():
+                break
+            writer.execute("ROLLBACK")
+            if forks.is_pending():
+                self._close_writer()
+            if time.monotonic() >= reader_deadline:
+                raise WalTooLong(
+                    f"{self.path}-wal is longer than {_MAX_WAL_BYTES >> 20} MiB and a reader holds up its clean-up; "
+                    "end the process or the transaction that reads the file for so long",
+                    path=self.path,
+                )
+            time.sleep(_SLICE_S)
+        self.tally.take().write(writer)
+        return writer
+
+    def _check_min_writer(self, writer: Connection) -> None:
         rows = writer.execute(statements.MIN_WRITER).fetchall()
         min_writer = int(rows[0][0]) if rows else 0
         if min_writer > statements.REVISION:
@@ -206,14 +227,6 @@ class Pool:
                 revision=min_writer,
                 known_revision=statements.REVISION,
             )
-        if self._wal_bytes() > _MAX_WAL_BYTES and not self._checkpoint():
-            raise WalTooLong(
-                f"{self.path}-wal is longer than {_MAX_WAL_BYTES >> 20} MiB and a reader holds up its clean-up; "
-                "end the process or the transaction that reads the file for so long",
-                path=self.path,
-            )
-        self.tally.take().write(writer)
-        return writer
 
     def _begin_immediate(self, deadline: float) -> Connection:
         while True:
