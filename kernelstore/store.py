@@ -33,6 +33,9 @@ __all__ = ["Store"]
 # A program waits for its kernel meanwhile, and would rather have it unstored.
 _COMPILER_TIMEOUT_S = 5.0
 
+# Where a claim cannot be given back its beat stops, and those who wait take it over.
+_END_CLAIM_TIMEOUT_S = 1.0
+
 _KEYS_PER_PAGE = 1000
 
 # A hit on a damaged row waits for no other process's write; the row goes with a later one.
@@ -328,9 +331,12 @@ class Store(Questions):
 
         Notes
         -----
-        Cost: one short write transaction.
+        Cost: one short write transaction, which waits for the lock for 1 s at most.
         """
-        self._pool.write(lambda connection: claims.end(connection, claim, state, log))
+        self._pool.write(
+            lambda connection: claims.end(connection, claim, state, log),
+            timeout_s=min(_END_CLAIM_TIMEOUT_S, self._pool.timeout_s),
+        )
 
     def toolchain_build(self, library: str, signature: str) -> str | None:
         """Return the build that was found in the compiler library with that path and stat signature.

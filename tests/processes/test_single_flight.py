@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -9,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sharing import write_lock
 
 from kernelstore import Compiler, Store, build, flight
 from kernelstore.db import claims
@@ -404,3 +407,32 @@ def test_who_cannot_claim_compiles_alone(path: Path) -> None:
         assert store.stats().not_stored == 1
         assert not compile_k(compiler)
         assert len(store) == 1
+
+
+@pytest.mark.parametrize("source", [K, "no kernel"], ids=["a kernel", "an error"])
+def test_no_step_of_a_compile_waits_long_for_the_lock(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Another process takes it after the claim: the kernel or the error comes within seconds, not `lock_timeout_s`."""
+    write, run = store._pool.write, build.run
+    given_s: list[float | None] = []
+    held = contextlib.ExitStack()
+
+    def write_impatiently(work: Callable[[sqlite3.Connection], Any], *, timeout_s: float | None = None) -> Any:
+        if threading.current_thread() is threading.main_thread():  # and not that of the beats
+            given_s.append(timeout_s)
+        return write(work, timeout_s=timeout_s if len(given_s) == 1 else 0.05)
+
+    def run_and_lock(*arguments: Any) -> Any:
+        held.enter_context(write_lock(path))
+        return run(*arguments)
+
+    monkeypatch.setattr(store._pool, "write", write_impatiently)
+    monkeypatch.setattr(build, "run", run_and_lock)
+    with held, warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        with contextlib.nullcontext() if source == K else pytest.raises(CompileError):
+            Compiler(store).compile(source, "ptx", arch="compute_90")
+
+    assert len(given_s) >= 2
+    assert sum(seconds or 30 for seconds in given_s) <= 11
